@@ -1,0 +1,359 @@
+"""Exact causal attention in tiles, for every position scheme: O(T) memory forward and backward.
+
+Axis letters, used as name suffixes everywhere: `B` batch, `T` length, `N` query heads, `K` key/value heads, `G = N/K`,
+`H` head width, `R` head width after rotation, `P` frequency pairs, `D` model, `F` mlp, `V` vocabulary; lower case `t`,
+`s` = a tile of queries, a tile of keys.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from posenc import Positions, PositionScheme
+
+# Finite, so that a wholly masked row is uniform rather than NaN, and gates of it (CoPE's) are exactly 0.
+MASKED = -1e30
+
+
+class Side(NamedTuple):
+  """What the tiles read of the queries, or of the keys: arrays whose `axis` below is the length."""
+
+  x: jax.Array  # queries [B, K, G, T, R], keys [B, K, T, R]
+  far: Any  # the same seen from the second position map, or ()
+  state: Any  # the scheme's numbers per token, a tree of [B, T, E]
+
+
+class Where(NamedTuple):
+  """Where the tokens of one side stand. No gradient."""
+
+  token_T: jax.Array  # i32: index in the window, what masks count in
+  at_T: jax.Array
+  far_T: Any  # positions of the second map, or ()
+
+
+class Masks(NamedTuple):
+  window: jax.Array
+  sinks: jax.Array
+  threshold: Any  # or ()
+
+
+def _tile(tree: Any, start: jax.Array, size: int, axis: int) -> Any:
+  return jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, size, axis), tree)
+
+
+def _side(side: Side, start: jax.Array, size: int) -> Side:
+  return Side(_tile(side.x, start, size, -2), _tile(side.far, start, size, -2), _tile(side.state, start, size, 1))
+
+
+def _where(where: Where, start: jax.Array, size: int) -> Where:
+  return _tile(where, start, size, 0)
+
+
+def _heads(x_BKGtr: jax.Array) -> jax.Array:
+  """[B, K, G, t, r] -> [B, N, t, r]: query head n reads key head n // G."""
+  b, k, g, t, r = x_BKGtr.shape
+  return x_BKGtr.reshape(b, k * g, t, r)
+
+
+def _logits(scheme: PositionScheme, q: Side, k: Side, at_q: Where, at_k: Where, masks: Masks, carry: Any):
+  """Logits of one tile, f32[B, N, t, s], masked, and the scheme's carry. The only place that says what a logit is."""
+  back_ts = at_q.token_T[:, None] - at_k.token_T[None, :]
+  visible_ts = (back_ts >= 0) & ((back_ts < masks.window) | (at_k.token_T[None, :] < masks.sinks))
+
+  def scored(q_BKGtR, k_BKsR, at_t, at_s):
+    raw_BKGts = jnp.einsum('BKGtR,BKsR->BKGts', q_BKGtR, k_BKsR, preferred_element_type=jnp.float32)
+    logits_BNts = jnp.where(visible_ts, _heads(raw_BKGts), MASKED)
+    q_BtNR = jnp.swapaxes(_heads(q_BKGtR), 1, 2)
+    k_BsKR = jnp.swapaxes(k_BKsR, 1, 2)
+    return scheme.score(logits_BNts, q_BtNR, k_BsKR, at_t, at_s, q.state, k.state, carry)
+
+  logits_BNts, new_carry = scored(q.x, k.x, at_q.at_T, at_k.at_T)
+  if masks.threshold != ():
+    far_BNts, _ = scored(q.far, k.far, at_q.far_T, at_k.far_T)
+    logits_BNts = jnp.where(back_ts < masks.threshold, logits_BNts, far_BNts)
+  return jnp.where(visible_ts, logits_BNts, MASKED), new_carry
+
+
+def _mix(scheme: PositionScheme, p_BNts: jax.Array, v_BKsH: jax.Array, at_q: Where, at_k: Where) -> jax.Array:
+  """p @ v and what the scheme adds to it, f32[B, N, t, H]; linear in p and in v."""
+  b, n, t, s = p_BNts.shape
+  kv = v_BKsH.shape[1]
+  p_BKGts = p_BNts.reshape(b, kv, n // kv, t, s).astype(v_BKsH.dtype)
+  o_BNtH = _heads(jnp.einsum('BKGts,BKsH->BKGtH', p_BKGts, v_BKsH, preferred_element_type=jnp.float32))
+  more_BNtH = scheme.values(p_BNts, at_q.at_T, at_k.at_T)
+  return o_BNtH if more_BNtH is None else o_BNtH + more_BNtH
+
+
+class Walk(NamedTuple):
+  """The key tiles that a query tile visits, from the diagonal leftwards: hi .. lo, then the sinks' tiles."""
+
+  hi: jax.Array
+  lo: jax.Array
+  sinks: jax.Array  # tiles at the left end that hold sinks
+  count: jax.Array
+
+  def tile(self, step: jax.Array) -> jax.Array:
+    near = self.hi - self.lo + 1
+    return jnp.where(step < near, self.hi - step, jnp.minimum(self.lo, self.sinks) - 1 - (step - near))
+
+
+def _walk(q_first: jax.Array, k_start: jax.Array, masks: Masks, tile: int, k_tiles: int) -> Walk:
+  """Never right of the diagonal, never outside the window. Tiles of queries and of keys have one size."""
+  hi = jnp.clip((q_first + tile - 1 - k_start) // tile, -1, k_tiles - 1)
+  # In float32 the window may be inf; at most T, so exact.
+  oldest = jnp.maximum(q_first - jnp.minimum(masks.window, q_first + 1.0).astype(jnp.int32) + 1 - k_start, 0)
+  lo = jnp.minimum(oldest // tile, hi + 1)
+  sink_tokens = jnp.clip(masks.sinks - k_start, 0, k_tiles * tile).astype(jnp.int32)
+  sinks = jnp.minimum(-(-sink_tokens // tile), hi + 1)
+  return Walk(hi, lo, sinks, hi - lo + 1 + jnp.minimum(lo, sinks))
+
+
+class Running(NamedTuple):
+  """An online softmax on its way through the key tiles, per query: o = sum p v, m = max logit, l = sum p."""
+
+  o_BNTH: jax.Array
+  m_BNT: jax.Array
+  l_BNT: jax.Array
+  carry: Any
+
+
+def _loop(count: jax.Array, limit: int, body, init):
+  """fori_loop; with one tile at most the body runs inline: a while loop hides its matmuls from XLA's fusions."""
+  return body(0, init) if limit == 1 else jax.lax.fori_loop(0, count, body, init)
+
+
+def _rows(tiles: int, row):
+  """`row` for every query tile, results stacked on a new leading axis."""
+  if tiles == 1:
+    return jax.tree.map(lambda a: a[None], row(jnp.int32(0)))
+  return jax.lax.map(row, jnp.arange(tiles))
+
+
+def _unstack(tree: Any, axis: int) -> Any:
+  """[tiles, ..., t, ...] -> [..., tiles * t, ...], the length at `axis` of the result."""
+
+  def merge(a):
+    axis_ = axis % (a.ndim - 1)
+    a = jnp.moveaxis(a, 0, axis_)
+    return a.reshape(*a.shape[:axis_], a.shape[axis_] * a.shape[axis_ + 1], *a.shape[axis_ + 2 :])
+
+  return jax.tree.map(merge, tree)
+
+
+def start_running(scheme: PositionScheme, q: Side, head_dim: int) -> Running:
+  """Nothing seen yet, for the queries of `q`. The max starts at the mask's value, so it is never -inf - -inf."""
+  b, k, g, t, _ = q.x.shape
+  o_BNTH = jnp.zeros((b, k * g, t, head_dim), jnp.float32)
+  m_BNT = jnp.full((b, k * g, t), MASKED, jnp.float32)
+  return Running(o_BNTH, m_BNT, jnp.zeros_like(m_BNT), scheme.init_carry(jnp.swapaxes(_heads(q.x), 1, 2)))
+
+
+def attend_tiles(
+  scheme: PositionScheme,
+  q: Side,
+  k: Side,
+  v_BKSH: jax.Array,
+  at_q: Where,
+  at_k: Where,
+  masks: Masks,
+  running: Running | None,
+  *,
+  tile: int,
+) -> Running:
+  """Adds the keys of `k` to the running softmax of every query of `q`; divide o by l when all keys have been seen.
+
+  Queries and keys are blocks of whole tiles that start anywhere (`token_T[0]`): a ring of devices or a chunked forward
+  calls this once per block of keys, from the diagonal's block leftwards, where a scheme runs a carry along the row.
+  """
+  head_dim = v_BKSH.shape[-1]
+  k_tiles = v_BKSH.shape[-2] // tile
+
+  def row(i):
+    q_i, at_i = _side(q, i * tile, tile), _where(at_q, i * tile, tile)
+    walk = _walk(at_i.token_T[0], at_k.token_T[0], masks, tile, k_tiles)
+    if running is None:
+      init = start_running(scheme, q_i, head_dim)
+    else:
+      init = Running(*_tile(running[:3], i * tile, tile, 2), _tile(running.carry, i * tile, tile, 2))
+
+    def add(step, seen: Running) -> Running:
+      s = walk.tile(step) * tile
+      k_s, at_s = _side(k, s, tile), _where(at_k, s, tile)
+      logits, carry = _logits(scheme, q_i, k_s, at_i, at_s, masks, seen.carry)
+      m = jnp.maximum(seen.m_BNT, logits.max(-1))
+      p = jnp.exp(logits - m[..., None])
+      shrink = jnp.exp(seen.m_BNT - m)
+      o = seen.o_BNTH * shrink[..., None] + _mix(scheme, p, _tile(v_BKSH, s, tile, -2), at_i, at_s)
+      return Running(o, m, seen.l_BNT * shrink + p.sum(-1), carry)
+
+    return _loop(walk.count, k_tiles if running is None else 2, add, init)
+
+  out = _rows(q.x.shape[-2] // tile, row)
+  return Running(*(_unstack(a, 2) for a in out))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attention(graphdef, tile, params, q, k, v_BKTH, at_q, at_k, masks):
+  return _forward(graphdef, tile, params, q, k, v_BKTH, at_q, at_k, masks)[0]
+
+
+def _forward(graphdef, tile, params, q, k, v_BKTH, at_q, at_k, masks):
+  seen = attend_tiles(nnx.merge(graphdef, params), q, k, v_BKTH, at_q, at_k, masks, None, tile=tile)
+  o_BNTH = seen.o_BNTH / seen.l_BNT[..., None]
+  lse_BNT = seen.m_BNT + jnp.log(seen.l_BNT)
+  return o_BNTH, (params, q, k, v_BKTH, at_q, at_k, masks, o_BNTH, lse_BNT)
+
+
+def _backward(graphdef, tile, saved, do_BNTH):
+  """Gradients for every scheme at once: a tile's logits are recomputed, and `jax.vjp` of `_logits` does the rest.
+
+  With p = exp(logits - lse) and delta = sum(do * o), d logits = p * (dp - delta). A scheme's carries are run forward once
+  per query row and kept for that row alone: for all rows they would be O(T**2 / tile).
+  """
+  params, q, k, v_BKTH, at_q, at_k, masks, o_BNTH, lse_BNT = saved
+  do_BNTH = do_BNTH.astype(jnp.float32)
+  delta_BNT = (do_BNTH * o_BNTH).sum(-1)
+  tiles = v_BKTH.shape[-2] // tile
+
+  def logits(params, q_i, k_s, at_i, at_s, carry):
+    return _logits(nnx.merge(graphdef, params), q_i, k_s, at_i, at_s, masks, carry)
+
+  def mix(params, p, v_s, at_i, at_s):
+    return _mix(nnx.merge(graphdef, params), p, v_s, at_i, at_s)
+
+  def row(i, sums):
+    q_i, at_i = _side(q, i * tile, tile), _where(at_q, i * tile, tile)
+    do, lse, delta = (_tile(a, i * tile, tile, 2) for a in (do_BNTH, lse_BNT, delta_BNT))
+    walk = _walk(at_i.token_T[0], at_k.token_T[0], masks, tile, tiles)
+    carry = nnx.merge(graphdef, params).init_carry(jnp.swapaxes(_heads(q_i.x), 1, 2))
+    carries = jax.tree.map(lambda a: jnp.zeros((tiles, *a.shape), a.dtype).at[0].set(a), carry)
+
+    def key(step):
+      s = walk.tile(step) * tile
+      return s, _side(k, s, tile), _where(at_k, s, tile)
+
+    if jax.tree.leaves(carry) and tiles > 1:
+
+      def run(step, carries):
+        _, k_s, at_s = key(step)
+        _, carry = logits(params, q_i, k_s, at_i, at_s, jax.tree.map(lambda a: a[step], carries))
+        return jax.tree.map(lambda a, c: a.at[step + 1].set(c), carries, carry)
+
+      carries = jax.lax.fori_loop(0, walk.count - 1, run, carries)
+
+    def pull(back, grads):
+      step = walk.count - 1 - back
+      dparams, dq, dk, dv, dcarry = grads
+      s, k_s, at_s = key(step)
+      v_s = _tile(v_BKTH, s, tile, -2)
+      carry = jax.tree.map(lambda a: a[step], carries)
+      (scores, _), vjp = jax.vjp(lambda w, a, b, c: logits(w, a, b, at_i, at_s, c), params, q_i, k_s, carry)
+      p = jnp.exp(scores - lse[..., None])
+      _, vjp_mix = jax.vjp(lambda w, p, v: mix(w, p, v, at_i, at_s), params, p, v_s)
+      dparams_mix, dp, dv_s = vjp_mix(do)
+      dparams_s, dq_s, dk_s, dcarry = vjp((p * (dp - delta[..., None]), dcarry))
+
+      def add_tile(total, part, axis):
+        return jax.tree.map(
+          lambda t, a: jax.lax.dynamic_update_slice_in_dim(
+            t, jax.lax.dynamic_slice_in_dim(t, s, tile, axis) + a.astype(t.dtype), s, axis
+          ),
+          total,
+          part,
+        )
+
+      dk = Side(add_tile(dk.x, dk_s.x, -2), add_tile(dk.far, dk_s.far, -2), add_tile(dk.state, dk_s.state, 1))
+      dparams = jax.tree.map(lambda t, a, b: t + a + b, dparams, dparams_s, dparams_mix)
+      dq = jax.tree.map(lambda t, a: t + a.astype(t.dtype), dq, dq_s)
+      return dparams, dq, dk, add_tile(dv, dv_s, -2), dcarry
+
+    dparams, dk, dv = sums
+    zeros = (_zeros(q_i), jax.tree.map(jnp.zeros_like, carry))
+    dparams, dq, dk, dv, _ = _loop(walk.count, tiles, pull, (dparams, zeros[0], dk, dv, zeros[1]))
+    return (dparams, dk, dv), dq
+
+  # Sums over tiles are kept in float32 whatever the compute dtype.
+  sums = (jax.tree.map(jnp.zeros_like, params), _zeros(k), _zeros(v_BKTH))
+  if tiles == 1:
+    (dparams, dk, dv), dq = row(jnp.int32(0), sums)
+  else:
+    (dparams, dk, dv), dq = jax.lax.scan(lambda sums, i: row(i, sums), sums, jnp.arange(tiles))[:]
+    dq = Side(_unstack(dq.x, -2), _unstack(dq.far, -2), _unstack(dq.state, 1))
+  like = lambda grad, x: jax.tree.map(lambda g, a: g.astype(a.dtype), grad, x)  # noqa: E731
+  return dparams, like(dq, q), like(dk, k), like(dv, v_BKTH), None, None, None
+
+
+def _zeros(tree: Any) -> Any:
+  return jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), tree)
+
+
+_attention.defvjp(_forward, _backward)
+
+
+def attend(
+  q_BTNH: jax.Array,
+  k_BTKH: jax.Array,
+  v_BTKH: jax.Array,
+  scheme: PositionScheme,
+  pos: Positions,
+  state: Any = (),
+  *,
+  tile: int,
+) -> jax.Array:
+  """Causal attention under a position scheme, [B, T, N, H], exact for every `tile`.
+
+  Rotates, multiplies q by `scheme.q_scale * pos.logit_scale` and k by `pos.key_scale` (nobody else scales, so a
+  temperature never touches an additive bias), then walks tiles with softmax in float32. `tile >= T` is the dense path;
+  a T that is no multiple of the tile is padded on the right, where no query looks. Gradients reach q, k, v, `state`
+  (the scheme's `token_state`) and the scheme's parameters; `pos` gets none.
+  """
+  b, length, n, _ = q_BTNH.shape
+  kv = k_BTKH.shape[2]
+  if n % kv:
+    raise ValueError(f'{n} query heads over {kv} key/value heads: a multiple is allowed')
+  if pos.at_T.shape != (length,):
+    raise ValueError(f'positions for {pos.at_T.shape[0]} tokens, queries for {length}')
+  tile = min(tile, length)
+  pad = -length % tile
+  scale_T = pos.logit_scale_T * scheme.q_scale
+
+  def turned(pos_q, pos_k):
+    q, _ = scheme.rotate(q_BTNH, k_BTKH, pos_q)
+    _, k = scheme.rotate(q_BTNH, k_BTKH, pos_k)
+    q = (q * scale_T[:, None, None]).astype(q_BTNH.dtype).reshape(b, length, kv, n // kv, -1)
+    k = (k * pos.key_scale_T[:, None, None]).astype(k_BTKH.dtype)
+    return padded(jnp.moveaxis(q, 1, 3), -2), padded(jnp.moveaxis(k, 1, 2), -2)
+
+  def padded(x, axis):
+    if not pad:
+      return x
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, pad)
+    return jnp.pad(x, widths, mode='edge')
+
+  q, k = turned(pos, pos)
+  q_far, k_far, far_q, far_k, threshold = (), (), (), (), ()
+  if pos.far is not None:
+    q_far, k_far = turned(pos.replace(at_T=pos.far.at_q_T), pos.replace(at_T=pos.far.at_k_T))
+    far_q, far_k, threshold = padded(pos.far.at_q_T, 0), padded(pos.far.at_k_T, 0), pos.far.threshold
+    if jax.tree.leaves(scheme.init_carry(q_BTNH[:, :1])):
+      raise ValueError(f'{type(scheme).__name__} runs a carry along the row, which a second position map would split')
+  state = jax.tree.map(lambda a: padded(a, 1), state)
+  token_T = jnp.arange(length + pad, dtype=jnp.int32)
+  at_T = padded(pos.at_T, 0)
+  graphdef, params = nnx.split(scheme)
+  o_BNTH = _attention(
+    graphdef,
+    tile,
+    params,
+    Side(q, q_far, state),
+    Side(k, k_far, state),
+    padded(jnp.moveaxis(v_BTKH, 1, 2), -2),
+    Where(token_T, at_T, far_q),
+    Where(token_T, at_T, far_k),
+    Masks(pos.window, pos.sinks, threshold),
+  )
+  return jnp.moveaxis(o_BNTH, 1, 2)[:, :length].astype(v_BTKH.dtype)

@@ -1,0 +1,212 @@
+"""A small decoder-only language model: pre-norm RMSNorm, SwiGLU, grouped-query attention, any position scheme."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+import posenc
+from models.attention import attend
+from posenc import Positions, PositionScheme
+
+DTYPES = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16}
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+  """Shapes of the LM. `kv_heads` 0 means `heads`, `head_dim` 0 means d_model / heads, `d_mlp` 0 means 8/3 d_model."""
+
+  layers: int = 4
+  d_model: int = 128
+  heads: int = 4
+  kv_heads: int = 0
+  head_dim: int = 0
+  d_mlp: int = 0
+  tied: bool = True
+  dropout: float = 0.0
+  dtype: str = 'float32'
+  remat: bool = False
+  tile: int = 256
+  loss_chunk: int = 1024
+
+  def __post_init__(self):
+    for field in ('layers', 'd_model', 'heads', 'tile', 'loss_chunk'):
+      if getattr(self, field) < 1:
+        raise ValueError(f'{field} = {getattr(self, field)}: a whole number of at least 1 is allowed')
+    for field in ('kv_heads', 'head_dim', 'd_mlp'):
+      if getattr(self, field) < 0:
+        raise ValueError(f'{field} = {getattr(self, field)}: a positive whole number is allowed, or 0 for the default')
+    if not self.head_dim and self.d_model % self.heads:
+      raise ValueError(f'heads = {self.heads}: a divisor of d_model = {self.d_model} is allowed, or set head_dim')
+    if self.heads % self.kv:
+      raise ValueError(f'kv_heads = {self.kv_heads}: a divisor of heads = {self.heads} is allowed')
+    if not 0 <= self.dropout < 1:
+      raise ValueError(f'dropout = {self.dropout}: a number in [0, 1) is allowed')
+    if self.dtype not in DTYPES:
+      raise ValueError(f'dtype = {self.dtype!r}: allowed: {", ".join(DTYPES)}')
+
+  @property
+  def kv(self) -> int:
+    return self.kv_heads or self.heads
+
+  @property
+  def width(self) -> int:
+    return self.head_dim or self.d_model // self.heads
+
+  @property
+  def mlp(self) -> int:
+    """8/3 D keeps SwiGLU's three matrices at the size of the classic two; rounded up to a multiple of 32."""
+    return self.d_mlp or -(-8 * self.d_model // 3 // 32) * 32
+
+
+def _linear(d_in: int, d_out: int, cfg: ModelConfig, rngs: nnx.Rngs, shrink: float = 1.0) -> nnx.Linear:
+  init = nnx.initializers.variance_scaling(shrink, 'fan_in', 'truncated_normal')
+  return nnx.Linear(d_in, d_out, use_bias=False, dtype=DTYPES[cfg.dtype], kernel_init=init, rngs=rngs)
+
+
+class Attention(nnx.Module):
+  def __init__(self, cfg: ModelConfig, *, rngs: nnx.Rngs):
+    self.cfg = cfg
+    self.query = _linear(cfg.d_model, cfg.heads * cfg.width, cfg, rngs)
+    self.key = _linear(cfg.d_model, cfg.kv * cfg.width, cfg, rngs)
+    self.value = _linear(cfg.d_model, cfg.kv * cfg.width, cfg, rngs)
+    # Both writers into the residual stream start small, so that its variance does not grow with depth (GPT-2).
+    self.out = _linear(cfg.heads * cfg.width, cfg.d_model, cfg, rngs, shrink=0.5 / cfg.layers)
+
+  def __call__(self, x_BTD: jax.Array, scheme: PositionScheme, pos: Positions, tile: int) -> jax.Array:
+    b, t, _ = x_BTD.shape
+    q_BTNH = self.query(x_BTD).reshape(b, t, self.cfg.heads, self.cfg.width)
+    k_BTKH = self.key(x_BTD).reshape(b, t, self.cfg.kv, self.cfg.width)
+    v_BTKH = self.value(x_BTD).reshape(b, t, self.cfg.kv, self.cfg.width)
+    o_BTNH = attend(q_BTNH, k_BTKH, v_BTKH, scheme, pos, scheme.token_state(x_BTD, pos), tile=tile)
+    return self.out(o_BTNH.reshape(b, t, -1))
+
+
+class MLP(nnx.Module):
+  def __init__(self, cfg: ModelConfig, *, rngs: nnx.Rngs):
+    self.gate = _linear(cfg.d_model, cfg.mlp, cfg, rngs)
+    self.up = _linear(cfg.d_model, cfg.mlp, cfg, rngs)
+    self.down = _linear(cfg.mlp, cfg.d_model, cfg, rngs, shrink=0.5 / cfg.layers)
+
+  def __call__(self, x_BTD: jax.Array) -> jax.Array:
+    return self.down(jax.nn.silu(self.gate(x_BTD)) * self.up(x_BTD))
+
+
+def _dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
+  if key is None or not rate:
+    return x
+  return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0).astype(x.dtype)
+
+
+class Block(nnx.Module):
+  def __init__(self, cfg: ModelConfig, rngs: nnx.Rngs):
+    self.cfg = cfg
+    norm = functools.partial(nnx.RMSNorm, cfg.d_model, epsilon=1e-6, dtype=DTYPES[cfg.dtype], rngs=rngs)
+    self.norm_attention, self.norm_mlp = norm(), norm()
+    self.attention = Attention(cfg, rngs=rngs)
+    self.mlp = MLP(cfg, rngs=rngs)
+
+  def __call__(
+    self, x_BTD: jax.Array, scheme: PositionScheme, pos: Positions, tile: int, key: jax.Array | None
+  ) -> jax.Array:
+    keys = (None, None) if key is None else jax.random.split(key)
+    mixed_BTD = self.attention(self.norm_attention(x_BTD), scheme, pos, tile)
+    x_BTD = x_BTD + _dropout(mixed_BTD, self.cfg.dropout, keys[0])
+    return x_BTD + _dropout(self.mlp(self.norm_mlp(x_BTD)), self.cfg.dropout, keys[1])
+
+
+class LM(nnx.Module):
+  """Token ids in, negative log-likelihoods out.
+
+  `posenc` names a repeating pattern of layers, each name a **slot**: `('rope', 'rope', 'rope', 'nope')`; one name is the
+  plain case. Blocks of a slot are stacked on a leading axis and scanned over the repeats of the pattern, so that the
+  checkpoint does not depend on how layers are run. The LM owns the schemes, one per slot, shared by the slot's layers.
+  """
+
+  def __init__(self, cfg: ModelConfig, pattern: Sequence[str], *, vocab_size: int, train_len: int, rngs: nnx.Rngs):
+    if cfg.layers % len(pattern):
+      raise ValueError(f'layers = {cfg.layers}: a multiple of the {len(pattern)} slots of {tuple(pattern)} is allowed')
+    self.cfg = cfg
+    std = cfg.d_model**-0.5  # logits of unit variance where the embedding is also the head
+    init = nnx.initializers.normal(std)
+    self.embedding = nnx.Embed(vocab_size, cfg.d_model, embedding_init=init, rngs=rngs)
+    self.schemes = nnx.List(
+      posenc.build(
+        text, heads=cfg.heads, head_dim=cfg.width, d_model=cfg.d_model, train_len=train_len, rngs=rngs
+      )
+      for text in pattern
+    )
+    make = nnx.vmap(functools.partial(Block, cfg), in_axes=0, out_axes=0)
+    repeats = cfg.layers // len(pattern)
+    self.slots = nnx.List(make(rngs.split(repeats)) for _ in pattern)
+    self.norm = nnx.RMSNorm(cfg.d_model, epsilon=1e-6, dtype=DTYPES[cfg.dtype], rngs=rngs)
+    self.head = None if cfg.tied else _linear(cfg.d_model, vocab_size, cfg, rngs)
+
+  def hidden(
+    self, tokens_BT: jax.Array, pos: Sequence[Positions], *, tile: int | None = None, key: jax.Array | None = None
+  ) -> jax.Array:
+    """Final states, [B, T, D]. `pos` has one `Positions` per slot. Dropout acts only where a `key` is given."""
+    tile = tile or self.cfg.tile
+    x_BTD = self.embedding(tokens_BT).astype(jnp.float32)
+    x_BTD = self.schemes[0].embed(x_BTD, pos[0]).astype(DTYPES[self.cfg.dtype])
+    graphdefs, stacks = zip(*(nnx.split(slot) for slot in self.slots))
+    repeats = self.cfg.layers // len(stacks)
+    keys = None if key is None else jax.random.split(key, (repeats, len(stacks)))
+
+    def repeat(x_BTD, slice_of):
+      layers, slot_keys = slice_of
+      for i, (graphdef, layer) in enumerate(zip(graphdefs, layers)):
+        block = nnx.merge(graphdef, layer)
+        x_BTD = block(x_BTD, self.schemes[i], pos[i], tile, None if slot_keys is None else slot_keys[i])
+      return x_BTD, None
+
+    if self.cfg.remat:
+      repeat = jax.checkpoint(repeat, prevent_cse=False)
+    # Unrolled while that is cheap to compile: on CPUs the loop costs 10-40 %. The parameters are stacked either way.
+    x_BTD, _ = jax.lax.scan(repeat, x_BTD, (stacks, keys), unroll=repeats if repeats <= 8 else 1)
+    return self.norm(x_BTD)
+
+  def logits(self, x_BTD: jax.Array) -> jax.Array:
+    """f32[B, T, V]."""
+    if self.head is None:
+      table_VD = self.embedding.embedding[...].astype(x_BTD.dtype)
+      return jnp.einsum('BTD,VD->BTV', x_BTD, table_VD, preferred_element_type=jnp.float32)
+    return self.head(x_BTD).astype(jnp.float32)
+
+  def nll(
+    self,
+    tokens_BT: jax.Array,
+    targets_BT: jax.Array,
+    pos: Sequence[Positions],
+    *,
+    tile: int | None = None,
+    chunk: int | None = None,
+    key: jax.Array | None = None,
+  ) -> jax.Array:
+    """-log p(target), nats, f32[B, T]. Chunk by chunk of T, and again in the backward pass: [B, T, V] never exists."""
+    x_BTD = self.hidden(tokens_BT, pos, tile=tile, key=key)
+    length = tokens_BT.shape[1]
+    chunk = min(chunk or self.cfg.loss_chunk, length)
+
+    def loss(x_BcD, targets_Bc):
+      return optax.softmax_cross_entropy_with_integer_labels(self.logits(x_BcD), targets_Bc)
+
+    if chunk == length:
+      return loss(x_BTD, targets_BT)
+    pad = -length % chunk
+    x_BTD = jnp.pad(x_BTD, ((0, 0), (0, pad), (0, 0)))
+    targets_BT = jnp.pad(targets_BT, ((0, 0), (0, pad)))
+    split = lambda a: jnp.moveaxis(a.reshape(a.shape[0], -1, chunk, *a.shape[2:]), 1, 0)  # noqa: E731
+    nll_cBc = jax.lax.map(lambda xs: jax.checkpoint(loss)(*xs), (split(x_BTD), split(targets_BT)))
+    return jnp.moveaxis(nll_cBc, 0, 1).reshape(targets_BT.shape)[:, :length]
+
+
+def abstract(make) -> tuple[Any, Any]:
+  """(graphdef, pure dict of ShapeDtypeStructs) of the model that `make()` would build, without building it."""
+  graphdef, state = nnx.split(nnx.eval_shape(make))
+  return graphdef, nnx.to_pure_dict(state)

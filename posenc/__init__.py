@@ -1,0 +1,157 @@
+"""Position schemes and scaling methods: two tables, and the two functions that read them.
+
+  scheme = posenc.build('rope(base=10000.0)', heads=4, head_dim=32, d_model=128, train_len=128, rngs=nnx.Rngs(0))
+  pos = posenc.positions('yarn(factor=8)+logn', scheme, train_len=128, eval_len=1024)
+
+A scaling method builds a `Positions`; a scheme reads a `Positions`. A new scheme is one file and one line in SCHEMES, a
+new method one function and one line in METHODS (`posenc/scaling.py`).
+"""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from posenc.alibi import ALiBi
+from posenc.base import Bias, Dims, Far, Positions, PosParam, PositionScheme, Unsupported
+from posenc.learned import Learned
+from posenc.rope import RoPE
+from posenc.scaling import METHODS
+from posenc.sinusoidal import Sinusoidal
+from posenc.t5 import T5
+from spec import Call, SpecError, check_keywords, keywords, one_of, parse, parse_one
+
+__all__ = [
+  'METHODS', 'SCHEMES', 'Bias', 'Dims', 'Far', 'PosParam', 'PositionScheme', 'Positions', 'Unsupported',
+  'build', 'check_method', 'check_scheme', 'follows_length', 'positions', 'remarks',
+]  # fmt: skip
+
+SCHEMES: dict[str, type[PositionScheme]] = {
+  'nope': PositionScheme,
+  'sinusoidal': Sinusoidal,
+  'learned': Learned,
+  'rope': RoPE,
+  'alibi': ALiBi,
+  't5': T5,
+}
+
+_SCALES = ('logit_scale_T', 'key_scale_T')  # fields that multiply when methods are composed; others have one writer
+
+
+def check_scheme(text: str) -> Call:
+  """Parses a scheme's string; raises SpecError unless it names one of SCHEMES with arguments that it takes."""
+  call = parse_one(text)
+  if call.name not in SCHEMES:
+    raise SpecError(one_of('scheme', call.name, SCHEMES))
+  check_keywords('scheme', call, keywords(SCHEMES[call.name].__init__))
+  return call
+
+
+def check_method(text: str) -> list[Call]:
+  """Parses a method's string; raises SpecError unless every term is one of METHODS with arguments that it takes."""
+  calls = parse(text)
+  for call in calls:
+    if call.name not in METHODS:
+      raise SpecError(one_of('method', call.name, METHODS))
+    check_keywords('method', call, keywords(METHODS[call.name]))
+  return calls
+
+
+def build(text: str, *, heads: int, head_dim: int, d_model: int, train_len: int, rngs: nnx.Rngs) -> PositionScheme:
+  """The scheme that `text` names, for these shapes. SpecError, in one line, if it names none."""
+  call = check_scheme(text)
+  scheme = SCHEMES[call.name](Dims(heads, head_dim, d_model, train_len), rngs, **call.kwargs)
+  scheme.name = call.name
+  return scheme
+
+
+def _plain(scheme: PositionScheme, eval_len: int) -> Positions:
+  return Positions(
+    at_T=np.arange(eval_len, dtype=np.float64),
+    inv_freq_P=scheme.inv_freq_P,
+    onset=0.0,
+    logit_scale_T=np.ones(eval_len),
+    key_scale_T=np.ones(eval_len),
+    window=np.inf,
+    sinks=0.0,
+  )
+
+
+def positions(
+  method: str, scheme: PositionScheme | Sequence[PositionScheme], train_len: int, eval_len: int
+) -> Positions | tuple[Positions, ...]:
+  """What `method` makes of `scheme` at `eval_len` tokens, float32: a `Positions`, or a tuple, one per slot of a pattern.
+
+  `a+b` folds from left to right from the trained positions: scales multiply, any other field has one writer. A term
+  applies to every slot that has what it writes, or to the slots its `@name` addresses.
+
+  Raises:
+    SpecError: `method` is no method, or two of its terms write one field.
+    Unsupported: no slot has what a term writes, or a scheme has no positions at this length.
+  """
+  calls = check_method(method)
+  for what, value in (('train_len', train_len), ('eval_len', eval_len)):
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+      raise SpecError(f'{what} = {value!r}: a whole number of at least 1 is allowed')
+  slots = [scheme] if isinstance(scheme, PositionScheme) else list(scheme)
+  for slot in slots:
+    if slot.max_len is not None and eval_len > slot.max_len:
+      raise Unsupported(f'{slot.name} has positions for {slot.max_len} tokens, asked for {eval_len}')
+  out = [_plain(slot, eval_len) for slot in slots]
+  writers: list[dict[str, str]] = [{} for _ in slots]
+  for call in calls:
+    reasons, used = [], False
+    for i, slot in enumerate(slots):
+      if call.at is not None and call.at != slot.name:
+        reasons.append(f'{slot.name} is not {call.at}')
+        continue
+      try:
+        writes = METHODS[call.name](out[i], slot, train_len, eval_len, **call.kwargs)
+      except SpecError as error:
+        raise SpecError(f'method {call.name}: {error}') from None
+      except Unsupported as reason:
+        reasons.append(str(reason))
+        continue
+      used = True
+      for field, value in writes.items():
+        if field in _SCALES:
+          writes[field] = getattr(out[i], field) * value
+        elif field in writers[i]:
+          raise SpecError(f'method {method!r}: {writers[i][field]} and {call.name} both write {field}')
+        else:
+          writers[i][field] = call.name
+      out[i] = out[i].replace(**writes)
+    if not used:
+      raise Unsupported(f'{call.name}: ' + '; '.join(dict.fromkeys(reasons)))
+  cast = [jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float32)), pos) for pos in out]
+  return cast[0] if isinstance(scheme, PositionScheme) else tuple(cast)
+
+
+def follows_length(method: str, scheme: PositionScheme | Sequence[PositionScheme], train_len: int) -> bool:
+  """Whether the method is told how long its input is: what it does to the same tokens differs between 2x and 4x.
+
+  Such a curve is an oracle's, not one deployable model's, and is drawn dashed. Asked of the arrays rather than of the
+  keywords, so that a new method cannot be mislabelled.
+  """
+  short, long = (positions(method, scheme, train_len, n * train_len) for n in (2, 4))
+  for a, b in zip(jax.tree.leaves(short), jax.tree.leaves(long)):
+    if not np.array_equal(a, b[: len(a)] if a.ndim else b):
+      return True
+  return False
+
+
+def remarks(methods: Sequence[str], schemes: Sequence[PositionScheme], train_len: int) -> list[str]:
+  """What a reader should know before believing a curve at this training length, one line each."""
+  lines = [line for scheme in schemes for line in scheme.remarks()]
+  for call in (call for method in methods for call in check_method(method)):
+    beta_fast = {**keywords(METHODS[call.name]), **call.kwargs}.get('beta_fast')
+    if beta_fast is not None and any(s.rot for s in schemes) and train_len / (2 * np.pi) < beta_fast:
+      lines.append(
+        f'{call.name}: no frequency pair makes beta_fast = {beta_fast:g} turns within {train_len} tokens '
+        f'(at most {train_len / (2 * np.pi):.1f}); the ramp then starts at pair 0'
+      )
+  return list(dict.fromkeys(lines))
+
+

@@ -1,0 +1,97 @@
+"""One kind of string names everything a config can choose: `rope(base=500000.0)`, `yarn(factor=8)+logn`.
+
+A name, then optional literal keyword arguments, read with `ast` and never evaluated. Defaults live in the constructor
+or function that the name stands for, nowhere else, so that overriding leaves no stale keys and the string itself can be
+the label of a curve. This module is a leaf: it imports nothing of the project and anyone may import it.
+"""
+
+import ast
+import difflib
+import inspect
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+
+class SpecError(ValueError):
+  """A string that names nothing, or an argument outside what is allowed. The message is one line."""
+
+
+class Call(NamedTuple):
+  name: str
+  kwargs: dict[str, Any]
+  at: str | None = None  # 'yarn@rope' addresses the slots whose scheme is called rope
+
+
+def one_of(what: str, value: object, allowed: Iterable[str]) -> str:
+  """'what = value is not one of ...', with the nearest allowed word first when there is one."""
+  allowed = sorted(allowed)
+  near = difflib.get_close_matches(str(value), allowed, n=1)
+  hint = f'did you mean {near[0]!r}? ' if near else ''
+  return f'{what} = {value!r}: {hint}allowed: {", ".join(allowed)}'
+
+
+def _call(node: ast.expr, text: str) -> Call:
+  if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult) and isinstance(node.right, ast.Name):
+    return _call(node.left, text)._replace(at=node.right.id)
+  if isinstance(node, ast.Name):
+    return Call(node.id, {})
+  if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+    if node.args:
+      raise SpecError(f'{text!r}: arguments are named, as in name(key=value)')
+    try:
+      return Call(node.func.id, {k.arg or '**': ast.literal_eval(k.value) for k in node.keywords})
+    except ValueError:
+      raise SpecError(f'{text!r}: argument values are literals (numbers, strings, tuples)') from None
+  raise SpecError(f'{text!r}: expected name or name(key=value, ...), joined by + where methods are composed')
+
+
+def parse(text: str) -> list[Call]:
+  """'a(x=1)+b@slot' -> [Call('a', {'x': 1}), Call('b', {}, 'slot')]."""
+  if not isinstance(text, str):
+    raise SpecError(f'{text!r}: expected a string such as name(key=value)')
+  try:
+    node = ast.parse(text.strip(), mode='eval').body
+  except SyntaxError:
+    raise SpecError(f'{text!r}: expected name or name(key=value, ...)') from None
+  terms = []
+  while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+    terms.append(node.right)
+    node = node.left
+  return [_call(n, text) for n in (node, *reversed(terms))]
+
+
+def parse_one(text: str) -> Call:
+  calls = parse(text)
+  if len(calls) != 1 or calls[0].at is not None:
+    raise SpecError(f'{text!r}: expected a single name or name(key=value, ...)')
+  return calls[0]
+
+
+def keywords(fn: Callable, hidden: Iterable[str] = ()) -> dict[str, Any]:
+  """The keyword arguments a config may set on `fn` with their defaults: its keyword-only parameters, less `hidden`."""
+  params = inspect.signature(fn).parameters.values()
+  return {p.name: p.default for p in params if p.kind is p.KEYWORD_ONLY and p.name not in set(hidden)}
+
+
+def check_keywords(what: str, call: Call, allowed: dict[str, Any]) -> None:
+  """Raises unless every keyword of `call` is allowed, required ones are there, and numbers are finite numbers."""
+  for key, value in call.kwargs.items():
+    if key not in allowed:
+      names = ', '.join(allowed) or 'none'
+      near = difflib.get_close_matches(key, list(allowed), n=1)
+      hint = f'did you mean {near[0]!r}? ' if near else ''
+      raise SpecError(f'{what} {call.name}: unknown argument {key} = {value!r}: {hint}allowed: {names}')
+    default = allowed[key]
+    number = isinstance(default, (int, float)) and not isinstance(default, bool)
+    if number and (isinstance(value, bool) or not isinstance(value, (int, float))):
+      raise SpecError(f'{what} {call.name}: {key} = {value!r}: a number is allowed')
+    if isinstance(default, bool) and not isinstance(value, bool):
+      raise SpecError(f'{what} {call.name}: {key} = {value!r}: True or False is allowed')
+    if isinstance(default, str) and not isinstance(value, str):
+      raise SpecError(f'{what} {call.name}: {key} = {value!r}: a string is allowed')
+    if isinstance(value, float) and not math.isfinite(value):
+      raise SpecError(f'{what} {call.name}: {key} = {value!r}: a finite number is allowed')
+  for key, default in allowed.items():
+    if default is inspect.Parameter.empty and key not in call.kwargs:
+      raise SpecError(f'{what} {call.name}: needs the argument {key}')
