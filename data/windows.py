@@ -18,7 +18,7 @@ BOS = ('window', 'document', 'none')
 def first_start(bos: str) -> int:
   """The smallest `start` that `cut` accepts: without BOS the document's first token has nothing before it."""
   if bos not in BOS:
-    raise ValueError(spec.one_of('bos', bos, BOS))
+    raise spec.SpecError(spec.one_of('bos', bos, BOS))
   return 1 if bos == 'none' else 0
 
 
@@ -31,10 +31,10 @@ def cut(tokens_n: np.ndarray, start: int, length: int, bos: str, bos_id: int) ->
   """
   first, last = first_start(bos), len(tokens_n) - length
   if length < 1:
-    raise ValueError(f'length = {length}: a length >= 1 is allowed')
+    raise spec.SpecError(f'length = {length}: a length >= 1 is allowed')
   if not first <= start <= last:
     allowed = f'{first} to {last}' if first <= last else 'none'
-    raise ValueError(
+    raise spec.SpecError(
       f'start = {start} of a window of {length} in {len(tokens_n)} tokens, bos = {bos!r}: allowed: {allowed}'
     )
   targets = tokens_n[start : start + length].astype(np.int32)
@@ -62,14 +62,14 @@ class TrainWindows:
 
   def __init__(self, documents: Sequence[TokenDocument], length: int, bos: str, bos_id: int, seed: int):
     if length < 1 or seed < 0:
-      raise ValueError(f'length = {length}, seed = {seed}: length >= 1 and seed >= 0 are allowed')
+      raise spec.SpecError(f'length = {length}, seed = {seed}: length >= 1 and seed >= 0 are allowed')
     self.length, self.bos, self.bos_id, self.seed = length, bos, bos_id, seed
     self._first = first_start(bos)
     fits = [d.tokens for d in documents if len(d.tokens) >= length + self._first]
     self.left_out = len(documents) - len(fits)
     self.left_out_tokens = sum(len(d.tokens) for d in documents) - sum(len(t) for t in fits)
     if not fits:
-      raise ValueError(
+      raise spec.SpecError(
         f'none of {len(documents)} train documents has the {length + self._first} tokens of one window; '
         'shorten train_len'
       )
@@ -80,7 +80,7 @@ class TrainWindows:
   def batch(self, step: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
     """(inputs int32[batch, length], targets int32[batch, length]) of step >= 0."""
     if step < 0:
-      raise ValueError(f'step = {step}: a step >= 0 is allowed')
+      raise spec.SpecError(f'step = {step}: a step >= 0 is allowed')
     # Philox is keyed: each (seed, step) is a stream of its own. seed + step would give seed 1 the batches of
     # seed 0, one step late.
     rng = np.random.Generator(np.random.Philox(key=np.array([self.seed, step], np.uint64)))

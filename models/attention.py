@@ -210,8 +210,8 @@ def _forward(graphdef, tile, params, q, k, v_BKTH, at_q, at_k, masks):
 def _backward(graphdef, tile, saved, do_BNTH):
   """Gradients for every scheme at once: a tile's logits are recomputed, and `jax.vjp` of `_logits` does the rest.
 
-  With p = exp(logits - lse) and delta = sum(do * o), d logits = p * (dp - delta). A scheme's carries are run forward once
-  per query row and kept for that row alone: for all rows they would be O(T**2 / tile).
+  With p = exp(logits - lse) and delta = sum(do * o), d logits = p * (dp - delta). A scheme's carries are run forward
+  once per query row and kept for that row alone: for all rows they would be O(T**2 / tile).
   """
   params, q, k, v_BKTH, at_q, at_k, masks, o_BNTH, lse_BNT = saved
   do_BNTH = do_BNTH.astype(jnp.float32)

@@ -123,9 +123,9 @@ class Block(nnx.Module):
 class LM(nnx.Module):
   """Token ids in, negative log-likelihoods out.
 
-  `posenc` names a repeating pattern of layers, each name a **slot**: `('rope', 'rope', 'rope', 'nope')`; one name is the
-  plain case. Blocks of a slot are stacked on a leading axis and scanned over the repeats of the pattern, so that the
-  checkpoint does not depend on how layers are run. The LM owns the schemes, one per slot, shared by the slot's layers.
+  `pattern` names the schemes of a repeating pattern of layers, each name a **slot**: `('rope', 'rope', 'nope')`; one
+  name is the plain case. Blocks of a slot are stacked on a leading axis and scanned over the repeats of the pattern, so
+  that the checkpoint does not depend on how layers are run. The LM owns the schemes: one per slot, for all its layers.
   """
 
   def __init__(self, cfg: ModelConfig, pattern: Sequence[str], *, vocab_size: int, train_len: int, rngs: nnx.Rngs):
@@ -136,9 +136,7 @@ class LM(nnx.Module):
     init = nnx.initializers.normal(std)
     self.embedding = nnx.Embed(vocab_size, cfg.d_model, embedding_init=init, rngs=rngs)
     self.schemes = nnx.List(
-      posenc.build(
-        text, heads=cfg.heads, head_dim=cfg.width, d_model=cfg.d_model, train_len=train_len, rngs=rngs
-      )
+      posenc.build(text, heads=cfg.heads, head_dim=cfg.width, d_model=cfg.d_model, train_len=train_len, rngs=rngs)
       for text in pattern
     )
     make = nnx.vmap(functools.partial(Block, cfg), in_axes=0, out_axes=0)
@@ -148,7 +146,12 @@ class LM(nnx.Module):
     self.head = None if cfg.tied else _linear(cfg.d_model, vocab_size, cfg, rngs)
 
   def hidden(
-    self, tokens_BT: jax.Array, pos: Sequence[Positions], *, tile: int | None = None, key: jax.Array | None = None
+    self,
+    tokens_BT: jax.Array,
+    pos: Sequence[Positions],
+    *,
+    tile: int | None = None,
+    key: jax.Array | None = None,
   ) -> jax.Array:
     """Final states, [B, T, D]. `pos` has one `Positions` per slot. Dropout acts only where a `key` is given."""
     tile = tile or self.cfg.tile

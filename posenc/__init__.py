@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 
 from posenc.alibi import ALiBi
-from posenc.base import Bias, Dims, Far, Positions, PosParam, PositionScheme, Unsupported
+from posenc.base import Bias, Dims, Far, Positions, PositionScheme, PosParam, Unsupported
 from posenc.learned import Learned
 from posenc.rope import RoPE
 from posenc.scaling import METHODS
@@ -37,7 +37,10 @@ SCHEMES: dict[str, type[PositionScheme]] = {
   't5': T5,
 }
 
-_SCALES = ('logit_scale_T', 'key_scale_T')  # fields that multiply when methods are composed; others have one writer
+_SCALES = (
+  'logit_scale_T',
+  'key_scale_T',
+)  # fields that multiply when methods are composed; others have one writer
 
 
 def check_scheme(text: str) -> Call:
@@ -82,7 +85,7 @@ def _plain(scheme: PositionScheme, eval_len: int) -> Positions:
 def positions(
   method: str, scheme: PositionScheme | Sequence[PositionScheme], train_len: int, eval_len: int
 ) -> Positions | tuple[Positions, ...]:
-  """What `method` makes of `scheme` at `eval_len` tokens, float32: a `Positions`, or a tuple, one per slot of a pattern.
+  """What `method` makes of `scheme` at `eval_len` tokens, float32: a `Positions`, or one per slot of a pattern.
 
   `a+b` folds from left to right from the trained positions: scales multiply, any other field has one writer. A term
   applies to every slot that has what it writes, or to the slots its `@name` addresses.
@@ -153,5 +156,3 @@ def remarks(methods: Sequence[str], schemes: Sequence[PositionScheme], train_len
         f'(at most {train_len / (2 * np.pi):.1f}); the ramp then starts at pair 0'
       )
   return list(dict.fromkeys(lines))
-
-

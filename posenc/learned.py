@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from posenc.base import Dims, Positions, PosParam, PositionScheme
+from posenc.base import Dims, Positions, PositionScheme, PosParam
 
 
 class Learned(PositionScheme):

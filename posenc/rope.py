@@ -13,8 +13,8 @@ class RoPE(PositionScheme):
 
   theta_p = base**(-2p/H), p = 0 .. H/2 - 1, so theta_0 = 1 and the lowest is base**(-(H-2)/H), not 1/base.
 
-  base: trained with this base throughout. A large one (500000: Xiong et al. 2023, Llama 3) is a training choice; changed
-    after training it is the method `ntk`.
+  base: trained with this base throughout. A large one (500000: Xiong et al. 2023, Llama 3) is a training choice;
+    changed after training it is the method `ntk`.
   pairing: 'half_split' pairs channel p with p + H/2 (Hugging Face Llama, GPT-NeoX); 'interleaved' pairs 2p with 2p + 1
     (RoFormer, Meta's Llama). The same model up to a fixed permutation of channels.
   """

@@ -1,8 +1,8 @@
 """Scaling methods: what may be changed at evaluation so that a model trained at L tokens reads l > L of them.
 
 A method looks at the scheme, L (`train_len`, or the original length of a fine-tuned model) and l (`eval_len`) and
-returns the fields of `Positions` that it writes. numpy float64 in and out. `factor=None` follows the length, s = l/L: an
-oracle told how long its input is; a number is one model for the whole curve.
+returns the fields of `Positions` that it writes. numpy float64 in and out. `factor=None` follows the length, s = l/L:
+an oracle told how long its input is; a number is one model for the whole curve.
 
 Symbols: theta_p trained frequency of pair p, d rotary width, w_p = 2 pi / theta_p wavelength, r_p = L / w_p turns made
 within L, s scale. Every scheme-independent formula is in YaRN's notation (Peng et al. 2023, 2309.00071).
@@ -89,7 +89,9 @@ def _by_parts(scheme, train_len, s, beta_fast, beta_slow, ramp, truncate) -> np.
   if ramp == 'rotations':
     keep = np.clip((train_len * theta / (2 * np.pi) - beta_slow) / (beta_fast - beta_slow), 0, 1)
   else:
-    low, high = (d * np.log(train_len / (2 * np.pi * beta)) / (2 * np.log(scheme.base)) for beta in (beta_fast, beta_slow))
+    low, high = (
+      d * np.log(train_len / (2 * np.pi * beta)) / (2 * np.log(scheme.base)) for beta in (beta_fast, beta_slow)
+    )
     if truncate:
       low, high = np.floor(low), np.ceil(high)
     low, high = max(low, 0.0), min(high, d - 1.0)
@@ -146,7 +148,8 @@ def yarn(
     m(s, mscale_all_dim)**2 besides; that belongs to that model, not to the method.
   """
   s = _scale(factor, train_len, eval_len)
-  for name, value in dict(attention_factor=attention_factor, mscale=mscale, mscale_all_dim=mscale_all_dim).items():
+  names = ('attention_factor', 'mscale', 'mscale_all_dim')
+  for name, value in zip(names, (attention_factor, mscale, mscale_all_dim)):
     if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < np.inf):
       raise SpecError(f'{name} = {value!r}: a finite number above 0 is allowed, or None')
   if (mscale is None) != (mscale_all_dim is None):
@@ -163,7 +166,9 @@ def yarn(
   }
 
 
-def llama31(pos, scheme, train_len, eval_len, *, factor: float | None = None, low: float = 1.0, high: float = 4.0) -> Writes:
+def llama31(
+  pos, scheme, train_len, eval_len, *, factor: float | None = None, low: float = 1.0, high: float = 4.0
+) -> Writes:
   """Llama 3.1 (2407.21783, released code): wavelengths above L/low divided by s, below L/high kept, blended between.
 
   The rotations ramp of NTK-by-parts with (low, high) for (beta_slow, beta_fast), and no temperature: not YaRN. The

@@ -25,8 +25,8 @@ def buckets(num_buckets: int, max_distance: int) -> np.ndarray:
 class T5(Bias):
   """logit + b[bucket(i - j), head], one table shared by all layers, N(0, 1/D).
 
-  scale_logits: multiply q.k by 1/sqrt(H) as every other scheme here does. T5 itself does not (its initialisation absorbs
-    the factor): False is the original form.
+  scale_logits: multiply q.k by 1/sqrt(H) as every other scheme here does. T5 itself does not (its initialisation
+    absorbs the factor): False is the original form.
   """
 
   def __init__(

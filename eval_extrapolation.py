@@ -1,0 +1,131 @@
+"""Sweeps a trained model over lengths and scaling methods: perplexity against length, with intervals.
+
+  python eval_extrapolation.py --workdir=runs/rope --method=none --method='yarn(factor=8)' --multiples=1,2,4,8
+
+Writes workdir/extrapolation/: curve.jsonl, curve.csv, curve.png and event files. A second sweep adds to the curve.
+"""
+
+import pathlib
+
+import jax
+import tqdm
+from absl import flags
+from flax import nnx
+
+import posenc
+from configs.schema import Config
+from data import load_data
+from evaluation import report
+from evaluation.plan import Plan
+from evaluation.score import Scorer
+from evaluation.sweep import cost, sweep
+from models.lm import LM, abstract
+from spec import SpecError
+from training import cli, provenance
+from training.checkpoints import Checkpoints, as_abstract
+from training.devices import make_mesh, whole
+
+WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a run of train.py.', required=True)
+METHOD = flags.DEFINE_multi_string('method', None, "A scaling method, such as 'yarn(factor=8)+logn'. Repeat for more.")
+MULTIPLES = flags.DEFINE_list('multiples', None, 'Lengths in units of train_len, such as 0.5,1,2,4.')
+CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'A step, or latest.')
+
+
+def main() -> int:
+  # ---- what is asked for
+  workdir = pathlib.Path(WORKDIR.value).absolute()
+  config = Config.from_dict(provenance.read(workdir))
+  asked = config.to_dict()
+  if METHOD.value:
+    asked['methods'] = tuple(METHOD.value)
+  if MULTIPLES.value:
+    asked['eval']['multiples'] = tuple(_number(text) for text in MULTIPLES.value)
+  config = Config.from_dict(asked)  # checked like any config
+  methods = ('none', *(m for m in config.methods if m != 'none'))  # what every method is compared with
+  lengths = [int(m * config.train_len) for m in config.eval.multiples]
+  checkpoints = Checkpoints(workdir)
+  step = checkpoints.latest if CHECKPOINT.value == 'latest' else int(_number(CHECKPOINT.value))
+  if step is None:
+    raise SpecError(f'workdir = {str(workdir)!r}: holds no checkpoint yet')
+  report.check_writable(workdir / 'extrapolation')
+
+  # ---- data, model
+  data = load_data(
+    config.data,
+    train_len=config.train_len,
+    min_test_tokens=config.eval.min_test_tokens(config.train_len, config.max_multiple),
+  )
+  plan = Plan(
+    config.eval,
+    data.splits.test,
+    train_len=config.train_len,
+    max_multiple=config.max_multiple,
+    bos=config.data.bos,
+    bos_id=data.tokenizer.bos,
+    corpus_sha256=data.sha256,
+  )
+  make = lambda: LM(  # noqa: E731
+    config.model, config.posenc, vocab_size=data.tokenizer.vocab_size, train_len=config.train_len,
+    rngs=nnx.Rngs(config.seed),
+  )  # fmt: skip
+  graphdef, shapes = abstract(make)
+  mesh = make_mesh(len(jax.devices()))
+  params = checkpoints.restore(step, {'params': as_abstract(shapes, whole(mesh))})['params']
+  checkpoints.close()
+
+  # ---- the sweep
+  slots = [config.build_scheme(text) for text in config.posenc]
+  for remark in posenc.remarks(methods, slots, config.train_len):
+    print(f'note: {remark}')
+  facts = {
+    'posenc': list(config.posenc),
+    'checkpoint_step': step,
+    'seed': config.seed,
+    'tokens_seen': step * config.optimizer.accumulate * config.batch * config.train_len,
+    'params': provenance.count(shapes),
+    'learning_rate': config.optimizer.learning_rate,
+    'bos': config.data.bos,
+    'corpus': data.name,
+    'corpus_sha256': data.sha256,
+    'corpus_documents': data.n_documents,
+    'corpus_tokens': data.n_tokens,
+  }
+  scorer = Scorer(graphdef, params, mesh, config.eval.batch_tokens)
+  with tqdm.tqdm(total=cost(plan, lengths, methods), unit='token', unit_scale=True, disable=None) as bar:
+    points = list(
+      sweep(
+        scorer,
+        plan,
+        slots,
+        methods,
+        lengths,
+        train_len=config.train_len,
+        bytes_per_token_V=data.tokenizer.bytes_per_token_V,
+        facts=facts,
+        progress=bar,
+      )
+    )
+
+  # ---- what it found
+  points, kept = report.write(workdir / 'extrapolation', points)
+  for protocol in config.eval.protocols:
+    print(f'\n{report.table(points, protocol)}')
+  for method in methods:
+    reason = next((p['reason'] for p in points if p['method'] == method and p['reason']), None)
+    if reason:
+      print(f'unsupported: {reason}')
+  if kept:
+    print(f'\nthe previous curve differed and is kept as {workdir / "extrapolation" / kept}')
+  print(f'\n{workdir / "extrapolation" / "curve.png"}')
+  return 0
+
+
+def _number(text: str) -> float:
+  try:
+    return float(text)
+  except ValueError:
+    raise SpecError(f'{text!r}: a number is allowed') from None
+
+
+if __name__ == '__main__':
+  cli.run(main)

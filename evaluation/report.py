@@ -1,0 +1,201 @@
+"""What a sweep leaves behind: curve.jsonl, curve.csv, curve.png, event files, and a table on the terminal."""
+
+import csv
+import json
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from tensorboardX import SummaryWriter
+
+from evaluation.sweep import Point
+
+# A point's identity: a second sweep replaces what it measures again and leaves the rest.
+KEY = ('protocol', 'length', 'method', 'checkpoint_step', 'targets_hash')
+SCALARS = ('ppl', 'nll', 'bits_per_byte')
+
+
+def _plain(value: Any) -> Any:
+  """Strict JSON has no Infinity and no NaN: they become the strings "inf", "-inf", "nan"."""
+  if isinstance(value, float) and not math.isfinite(value):
+    return str(value)
+  if isinstance(value, (list, tuple)):
+    return [_plain(v) for v in value]
+  return value
+
+
+def _number(value: Any) -> Any:
+  return float(value) if value in ('inf', '-inf', 'nan') else value
+
+
+def to_line(point: Point) -> str:
+  return json.dumps({k: _plain(v) for k, v in point.items()}, allow_nan=False)
+
+
+def read_curve(path: pathlib.Path) -> list[Point]:
+  """The points of a curve.jsonl; non-finite numbers are floats again."""
+  points = [json.loads(line) for line in path.read_text().splitlines() if line]
+  return [{k: _number(v) if isinstance(v, str) and k != 'method' else v for k, v in p.items()} for p in points]
+
+
+def check_writable(directory: pathlib.Path) -> None:
+  """OSError with the path, before an hour of scoring rather than after it."""
+  directory.mkdir(parents=True, exist_ok=True)
+  probe = directory / '.probe'
+  probe.touch()
+  probe.unlink()
+
+
+def merge(old: Sequence[Point], new: Sequence[Point]) -> list[Point]:
+  """`old` with what `new` measured again replaced, sorted; points of another checkpoint or target set stay."""
+  merged = {tuple(p[k] for k in KEY): p for p in (*old, *new)}
+  methods = list(dict.fromkeys(p['method'] for p in (*old, *new)))
+
+  def order(p):
+    return p['checkpoint_step'], p['targets_hash'], p['protocol'], p['length'], methods.index(p['method'])
+
+  return sorted(merged.values(), key=order)
+
+
+def write(directory: pathlib.Path, new: Sequence[Point]) -> tuple[list[Point], str | None]:
+  """Merges `new` into the directory's curve and draws it again.
+
+  Returns all points of the same checkpoint and targets, and the name under which the previous curve was kept, if any of
+  its points changed: nothing that was measured is overwritten in silence.
+  """
+  directory.mkdir(parents=True, exist_ok=True)
+  path = directory / 'curve.jsonl'
+  old = read_curve(path) if path.exists() else []
+  points = merge(old, new)
+  lines = [to_line(p) for p in points]
+  kept = None
+  if old and not {to_line(p) for p in old} <= set(lines):
+    kept = next(f'curve-{n:03d}.jsonl' for n in range(1, 1000) if not (directory / f'curve-{n:03d}.jsonl').exists())
+    path.rename(directory / kept)
+  temporary = path.with_suffix('.tmp')
+  temporary.write_text('\n'.join(lines) + '\n')
+  temporary.replace(path)  # whole or not at all: a killed sweep leaves the previous curve
+  same = [p for p in points if all(p[k] == new[0][k] for k in ('checkpoint_step', 'targets_hash'))]
+  write_csv(directory / 'curve.csv', points)
+  plot(directory / 'curve.png', same)
+  write_events(directory, same)
+  return same, kept
+
+
+def write_csv(path: pathlib.Path, points: Sequence[Point]) -> None:
+  fields = [k for k in dict.fromkeys(k for p in points for k in p) if k != 'nll_documents']
+  with path.open('w', newline='') as file:
+    writer = csv.DictWriter(file, fields, extrasaction='ignore')
+    writer.writeheader()
+    writer.writerows({k: _plain(v) for k, v in p.items()} for p in points)
+
+
+def write_events(directory: pathlib.Path, points: Sequence[Point]) -> None:
+  """One TensorBoard run per (scheme, method), step = length in rising order: a step back hides what came before.
+
+  A run's earlier event files are replaced, or the server would see the lengths start over.
+  """
+  for method in dict.fromkeys(p['method'] for p in points):
+    run = directory / 'tensorboard' / f'{points[0]["scheme"]} {method}'.replace('/', '_')
+    for stale in run.glob('events.out.tfevents.*'):
+      stale.unlink()
+    with SummaryWriter(str(run)) as writer:
+      for point in sorted((p for p in points if p['method'] == method), key=lambda p: p['length']):
+        if point['outcome'] != 'unsupported':
+          for tag in SCALARS:
+            writer.add_scalar(f'{point["protocol"]}/{tag}', point[tag], point['length'])
+
+
+def _label(point: Point, several_schemes: bool) -> str:
+  return f'{point["scheme"]} {point["method"]}' if several_schemes else point['method']
+
+
+def table(points: Sequence[Point], protocol: str = 'fixed_targets') -> str:
+  """Perplexity by line and length, with the half width of its interval; the cost at 1x of methods that have one."""
+  rows = [p for p in points if p['protocol'] == protocol]
+  lengths = sorted({p['length'] for p in rows})
+  several = len({p['scheme'] for p in rows}) > 1
+  labels = list(dict.fromkeys(_label(p, several) for p in rows))
+  at = {(_label(p, several), p['length']): p for p in rows}
+  head = [protocol, *(f'{length / rows[0]["train_length"]:g}x' for length in lengths), 'cost at 1x']
+  body = []
+  for label in labels:
+    cells = [_cell(at.get((label, length))) for length in lengths]
+    one = at.get((label, rows[0]['train_length']))
+    difference = one.get('vs_none') if one else None
+    body.append([label, *cells, f'{100 * (math.exp(difference) - 1):+.1f} %' if difference else ''])
+  widths = [max(len(row[i]) for row in (head, *body)) for i in range(len(head))]
+  line = lambda row: '  '.join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths)))  # noqa: E731
+  return '\n'.join([line(head), *(line(row) for row in body)])
+
+
+def _cell(point: Point | None) -> str:
+  if point is None:
+    return ''
+  if point['outcome'] != 'ok':
+    return point['outcome']
+  if point['ci_low'] is None:
+    return f'{point["ppl"]:.4g}'
+  return f'{point["ppl"]:.4g} ±{(point["ci_high"] - point["ci_low"]) / 2:.2g}'
+
+
+def plot(path: pathlib.Path, points: Sequence[Point]) -> None:
+  """Perplexity against length, log2 both ways, a panel per protocol, a band per line (t over documents).
+
+  Dashed lines are oracles: their method is told how long the input is. Failures reach 10**3, so y ends at ten times the
+  best 1x value; points above sit on the edge as triangles.
+  """
+  import matplotlib.figure  # no pyplot: it would look for a display
+
+  protocols = list(dict.fromkeys(p['protocol'] for p in points))
+  several = len({p['scheme'] for p in points}) > 1
+  train_len = points[0]['train_length']
+  figure = matplotlib.figure.Figure(figsize=(6.4 * len(protocols), 4.6), layout='constrained')
+  axes = figure.subplots(1, len(protocols), squeeze=False, sharey=True)[0]
+  ok = [p for p in points if p['outcome'] == 'ok']
+  if ok:
+    floor = min(p['ppl'] for p in ok)
+    ceiling = max(min(10 * floor, max(p['ppl'] for p in ok)), 1.2 * floor)
+  else:
+    floor, ceiling = 1.0, 10.0
+  labels = list(dict.fromkeys(_label(p, several) for p in points))
+  colours = {label: f'C{i % 10}' for i, label in enumerate(labels)}
+  for ax, protocol in zip(axes, protocols):
+    for label in labels:
+      line = sorted(
+        (p for p in points if p['protocol'] == protocol and _label(p, several) == label),
+        key=lambda p: p['length'],
+      )
+      shown = [p for p in line if p['outcome'] != 'unsupported']
+      if not shown:
+        ax.plot([], [], color=colours[label], label=f'{label} (unsupported)')
+        continue
+      x = np.array([p['length'] for p in shown])
+      y = np.array([p['ppl'] if p['outcome'] == 'ok' else np.inf for p in shown])
+      dashed = shown[0]['follows_length']
+      name = f'{label} (oracle)' if dashed else label
+      ax.plot(x, np.minimum(y, ceiling), '--' if dashed else '-', marker='o', ms=3, color=colours[label], label=name)
+      over = y > ceiling
+      ax.plot(x[over], np.full(over.sum(), ceiling), '^', ms=7, color=colours[label], clip_on=False)
+      band = [p for p in shown if p['outcome'] == 'ok' and p['ci_low'] is not None]
+      low, high = (np.minimum([p[k] for p in band], ceiling) for k in ('ci_low', 'ci_high'))
+      ax.fill_between([p['length'] for p in band], low, high, color=colours[label], alpha=0.15, lw=0)
+    ax.axvline(train_len, color='0.5', lw=1, ls=':')
+    ax.annotate('training length', (train_len, 1), xycoords=('data', 'axes fraction'), xytext=(3, -11),
+                textcoords='offset points', fontsize=8, color='0.4')  # fmt: skip
+    lengths = sorted({p['length'] for p in points})
+    ax.set_xscale('log', base=2)
+    ax.set_yscale('log', base=2)
+    ax.set_xticks(lengths, [f'{n}\n{n / train_len:g}x' for n in lengths], fontsize=8)
+    ticks = np.unique(np.round(np.geomspace(floor, ceiling, 7), 1 if floor < 30 else 0))
+    ax.set_yticks(ticks, [f'{t:g}' for t in ticks])
+    ax.minorticks_off()
+    ax.set_ylim(floor * 0.95, ceiling * 1.03)
+    ax.set_xlabel('evaluation length, tokens')
+    ax.set_title(protocol.replace('_', ' '), fontsize=10)
+    ax.grid(alpha=0.25)
+  axes[0].set_ylabel('perplexity per token')
+  axes[0].legend(fontsize=8, title='95 % band: t over documents,\nthis checkpoint, not this scheme', title_fontsize=7)
+  figure.savefig(path, dpi=150)

@@ -1,0 +1,64 @@
+"""Negative log-likelihoods of windows, by one compiled program per length."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from evaluation.plan import Plan, Window
+from posenc import Positions
+
+
+class Scorer:
+  """Scores windows with one set of parameters.
+
+  Batches have one shape per length, the last one filled with dummy rows: a row's numbers are bit-equal in any company
+  of one shape, so they do not depend on which windows are asked for together. Positions are arguments of the program,
+  not constants in it, so that every method of one length runs the same one; `traces` counts compilations.
+  """
+
+  def __init__(self, graphdef: Any, params: Any, mesh: jax.sharding.Mesh, batch_tokens: int):
+    self.traces = 0
+    self._params, self._mesh, self._batch_tokens = params, mesh, batch_tokens
+
+    def nll(params, inputs_BT, targets_BT, pos):
+      self.traces += 1
+      return nnx.merge(graphdef, params).nll(inputs_BT, targets_BT, pos)
+
+    self._nll = jax.jit(nll)
+
+  def rows(self, length: int) -> int:
+    """Windows per batch: a multiple of the devices."""
+    devices = self._mesh.size
+    return max(self._batch_tokens // (length * devices), 1) * devices
+
+  def __call__(
+    self,
+    plan: Plan,
+    windows: Sequence[Window],
+    pos: tuple[Positions, ...],
+    done: Callable[[int], object] = lambda tokens: None,
+  ) -> np.ndarray:
+    """NLL of each window's scored tokens, nats, f32[len(windows), scored]; `done(tokens)` after each batch."""
+    length, scored = windows[0].length, windows[0].scored
+    rows = self.rows(length)
+    split = jax.sharding.NamedSharding(self._mesh, jax.sharding.PartitionSpec('data'))
+    out, waiting = [], None
+
+    def collect(entry):
+      nll, real = entry
+      out.append(np.asarray(nll)[:real, -scored:])
+      done(real * length)
+
+    for i in range(0, len(windows), rows):
+      part = windows[i : i + rows]
+      arrays = plan.tokens([*part, *[part[0]] * (rows - len(part))])
+      nll = self._nll(self._params, *(jax.device_put(a, split) for a in arrays), pos)
+      if waiting is not None:  # fetched one batch late: the host cuts windows while the device computes
+        collect(waiting)
+      waiting = (nll, len(part))
+    if waiting is not None:
+      collect(waiting)
+    return np.concatenate(out)

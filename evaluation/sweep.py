@@ -1,0 +1,163 @@
+"""A sweep: every method at every length, points with their intervals and everything needed to repeat them."""
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+import posenc
+from evaluation.plan import Plan
+from evaluation.score import Scorer
+from evaluation.stats import t_interval
+
+Point = dict[str, Any]
+
+
+@dataclasses.dataclass
+class _Outcome:
+  nll_D: np.ndarray  # float64, mean NLL of each document, nats
+  tokens: int
+  bytes: int
+
+
+def positions_hash(pos: Any) -> str:
+  digest = hashlib.sha256()
+  for leaf in jax.tree.leaves(pos):
+    digest.update(np.asarray(leaf).tobytes())
+  return digest.hexdigest()[:16]
+
+
+def cost(plan: Plan, lengths: Sequence[int], methods: Sequence[str]) -> int:
+  """Tokens of a whole sweep, before what methods share is scored once; for the progress bar."""
+  windows = (plan.windows(p, n) for p in plan.cfg.protocols for n in lengths)
+  return len(methods) * sum(len(w) * w[0].length for w in windows)
+
+
+def sweep(
+  scorer: Scorer,
+  plan: Plan,
+  schemes: Sequence[posenc.PositionScheme],
+  methods: Sequence[str],
+  lengths: Sequence[int],
+  *,
+  train_len: int,
+  bytes_per_token_V: np.ndarray,
+  facts: dict[str, Any],
+  progress: Any,
+) -> Iterator[Point]:
+  """Points in the order of protocols, lengths rising, methods. `facts` go into each. `progress` is a tqdm bar.
+
+  'none' comes first: methods are compared with it, document by document. Two methods that make the same arrays at a
+  length (yarn and yarn(factor=8) at 8x, everything that follows the length at 1x) are scored once.
+  """
+  # Lengths are the outer loop: a program is compiled, serves every method and protocol, and is not needed again.
+  points: dict[tuple, Point] = {}
+  follows = {m: _follows(m, schemes, train_len) for m in methods}
+  first: dict[tuple[str, str], tuple[int, np.ndarray]] = {}
+  for length in sorted(lengths):
+    scored: dict[tuple[str, str], _Outcome] = {}
+    none: dict[str, np.ndarray] = {}
+    for method in methods:
+      try:
+        pos = posenc.positions(method, schemes, train_len, length)
+        key, reason = positions_hash(pos), None
+      except posenc.Unsupported as unsupported:
+        pos, key, reason = None, None, str(unsupported)
+      for protocol in plan.cfg.protocols:
+        windows = plan.windows(protocol, length)
+        size = len(windows) * length
+        low, high = plan.contexts(protocol, length)
+        point = {
+          'scheme': '+'.join(dict.fromkeys(facts['posenc'])),
+          'method': method,
+          'follows_length': follows[method],
+          'train_length': train_len,
+          'length': length,
+          'protocol': protocol,
+          'outcome': 'unsupported' if reason else 'ok',
+          'reason': reason,
+          'T': windows[0].scored,
+          'context_min': low,
+          'context_max': high,
+          'targets_hash': plan.targets_hash,
+          'positions_hash': key,
+          **facts,
+        }
+        points[protocol, length, method] = point
+        if pos is None:
+          progress.update(size)
+          continue
+        if (key, protocol) not in scored:
+          progress.set_postfix_str(f'{length} tokens, {method}')
+          scored[key, protocol] = _score(scorer, plan, windows, pos, bytes_per_token_V, progress)
+        else:
+          progress.update(size)
+        outcome = scored[key, protocol]
+        point |= _numbers(outcome)
+        if method == 'none':
+          none[protocol] = outcome.nll_D
+        if protocol in none:
+          point |= _difference('vs_none', outcome.nll_D - none[protocol])
+        if protocol == 'fixed_targets':
+          # The same targets at every length, so a method's rise over its own 1x pairs by document too.
+          if length == train_len:
+            first[method, protocol] = (length, outcome.nll_D)
+          if (method, protocol) in first:
+            point |= _difference('vs_1x', outcome.nll_D - first[method, protocol][1])
+  for protocol in plan.cfg.protocols:
+    for length in sorted(lengths):
+      for method in methods:
+        yield points[protocol, length, method]
+
+
+def _follows(method: str, schemes: Sequence[posenc.PositionScheme], train_len: int) -> bool:
+  try:
+    return posenc.follows_length(method, schemes, train_len)
+  except posenc.Unsupported:
+    return False
+
+
+def _score(scorer, plan, windows, pos, bytes_per_token_V, progress) -> _Outcome:
+  nll = scorer(plan, windows, pos, progress.update).astype(np.float64)
+  document = np.array([w.document for w in windows])
+  count = int(document.max()) + 1
+  sums = np.bincount(document, nll.sum(1), count)
+  tokens = np.bincount(document, [w.scored for w in windows], count)
+  _, targets = plan.tokens(windows)
+  n_bytes = int(bytes_per_token_V[targets[:, -windows[0].scored :]].sum())
+  return _Outcome(sums / tokens, int(tokens.sum()), n_bytes)
+
+
+def _numbers(outcome: _Outcome) -> Point:
+  # Every document has equally many targets, so the mean over documents is the mean over tokens.
+  mean, low, high = t_interval(outcome.nll_D)
+  return {
+    'outcome': 'ok' if math.isfinite(mean) else 'diverged',
+    'nll': mean,
+    'ppl': exp(mean),
+    'bits_per_byte': mean * outcome.tokens / (outcome.bytes * math.log(2)),
+    'ci_low': None if low is None else exp(low),
+    'ci_high': None if high is None else exp(high),
+    'interval': 't over documents, this checkpoint' if low is not None else 'none: fewer than 12 documents',
+    'tokens': outcome.tokens,
+    'documents': len(outcome.nll_D),
+    'nll_documents': [float(x) for x in outcome.nll_D],
+  }
+
+
+def _difference(name: str, nll_D: np.ndarray) -> Point:
+  """A paired difference in nats: positive is worse."""
+  mean, low, high = t_interval(nll_D)
+  return {name: mean, f'{name}_low': low, f'{name}_high': high}
+
+
+def exp(x: float) -> float:
+  """exp that ends at inf: a model that blew up at 32x loses no run."""
+  try:
+    return math.exp(x)
+  except OverflowError:
+    return math.inf

@@ -1,0 +1,642 @@
+"""What must hold of schemes and methods whatever the numbers, and numbers that people have got wrong."""
+
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import posenc
+from posenc.alibi import slopes
+from posenc.t5 import buckets
+from spec import SpecError
+
+FREQUENCY = ('pi', 'ntk', 'dynamic_ntk', 'dynamic_ntk_hf', 'ntk_by_parts', 'yarn', 'llama31')
+SCHEMES = ('nope', 'sinusoidal', 'learned', 'rope', 'alibi', 't5')
+SHAPES = (
+  (32, 10000.0, 128),
+  (64, 10000.0, 256),
+  (128, 10000.0, 4096),
+  (128, 500000.0, 8192),
+)  # width, base, L
+
+
+def build(text, head_dim=32, heads=4, d_model=128, train_len=128):
+  rngs = nnx.Rngs(0)
+  return posenc.build(text, heads=heads, head_dim=head_dim, d_model=d_model, train_len=train_len, rngs=rngs)
+
+
+def rope(width=32, base=10000.0, train_len=128):
+  return build(f'rope(base={base!r})', head_dim=width, train_len=train_len)
+
+
+def stretch(method, width=32, base=10000.0, train_len=128, eval_len=None):
+  """lambda_p: how many times slower each pair turns. Without `eval_len` at 8 L."""
+  scheme = rope(width, base, train_len)
+  pos = posenc.positions(method, scheme, train_len=train_len, eval_len=eval_len or 8 * train_len)
+  return scheme.inv_freq_P / np.asarray(pos.inv_freq_P, np.float64)
+
+
+def factor(method, **kwargs):
+  """The attention factor a, of which the logits get the square."""
+  pos = posenc.positions(method, rope(**kwargs), train_len=128, eval_len=256)
+  assert np.ptp(pos.logit_scale_T) == 0
+  return float(np.sqrt(np.float64(pos.logit_scale_T[0])))
+
+
+def same(a, b):
+  """Bit for bit, structure and types included."""
+  assert jax.tree.structure(a) == jax.tree.structure(b)
+  for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b)):
+    assert x.dtype == y.dtype
+    np.testing.assert_array_equal(x, y)
+
+
+def differs(a, b):
+  return bool((np.asarray(a) != np.asarray(b)).any())
+
+
+def refused(error, *words):
+  """One line that holds all the words."""
+  return pytest.raises(error, match='(?s)' + ''.join(f'(?=.*{re.escape(w)})' for w in words) + r'\A[^\n]*\Z')
+
+
+# Stretch factors.
+
+
+@pytest.mark.parametrize('width, base, train_len', SHAPES)
+@pytest.mark.parametrize('s', [1.5, 2, 8, 32])
+@pytest.mark.parametrize(
+  'method',
+  [
+    'pi', 'ntk', 'dynamic_ntk', 'ntk_by_parts', 'ntk_by_parts(truncate=False)', 'yarn', 'yarn(beta_fast=4)',
+    'ntk_by_parts(ramp="rotations")', 'llama31',
+  ],
+)  # fmt: skip
+def test_stretch_lies_between_1_and_s_and_grows_with_the_wavelength(method, s, width, base, train_len):
+  lam = stretch(method, width, base, train_len, eval_len=int(s * train_len))
+  assert (lam > 1 - 1e-6).all() and (lam < s * (1 + 1e-6)).all()
+  assert (np.diff(lam) > -1e-6 * s).all()
+  np.testing.assert_allclose(lam[-1], s, rtol=1e-6)  # the last wavelength is longer than L in every shape here
+  if method == 'pi':
+    np.testing.assert_allclose(lam, s, rtol=1e-6)
+  elif 'rotations' in method and train_len / (2 * np.pi) < 32:
+    assert lam[0] > 1.1
+  else:
+    assert lam[0] == 1
+
+
+def test_ntk_is_geometric_over_all_pairs():
+  np.testing.assert_allclose(stretch('ntk(factor=8)', 64), 8 ** (2 * np.arange(32) / 62), rtol=1e-6)
+
+
+def test_two_ramps():
+  """Code and paper differ by up to 2.3 times. At L = 128 no pair makes 32 turns: the paper keeps none."""
+  index, exact, rotations = (
+    stretch(f'ntk_by_parts(factor=8, {extra})') for extra in ('ramp="index"', 'truncate=False', 'ramp="rotations"')
+  )
+  np.testing.assert_allclose(index[:8], [1, 1.17, 1.41, 1.78, 2.4, 3.69, 8, 8], atol=0.005)
+  np.testing.assert_allclose(exact[:8], [1, 1.20, 1.50, 2.01, 3.02, 6.08, 8, 8], atol=0.005)
+  np.testing.assert_allclose(rotations[:8], [1.49, 2.38, 3.59, 5.02, 6.48, 7.75, 8, 8], atol=0.005)
+  llama2 = [stretch(f'ntk_by_parts(factor=8, ramp={ramp!r})', 128, train_len=4096) for ramp in ('index', 'rotations')]
+  np.testing.assert_allclose([lam[40] for lam in llama2], [3.06, 6.45], atol=0.005)
+  np.testing.assert_allclose((llama2[1] / llama2[0]).max(), 2.3, atol=0.05)
+
+
+def test_ramp_starts_from_the_training_length():
+  """Not from the extended one (which gives 0.1 and 0.00596), and a given factor is not replaced by l/L."""
+  for eval_len in (2048, 4096):
+    pos = posenc.positions('yarn(factor=8)', rope(64, train_len=512), train_len=512, eval_len=eval_len)
+    np.testing.assert_allclose(pos.inv_freq_P[jnp.array([8, 16])], [0.06634615, 0.00125], rtol=1e-6)
+  np.testing.assert_allclose(stretch('yarn(factor=8)', 64, train_len=512, eval_len=2048)[-1], 8, rtol=1e-6)
+
+
+def test_linear_scaling_touches_every_pair_once():
+  scheme = rope(64)
+  before, after = (posenc.positions(m, scheme, 128, 1024).inv_freq_P[5] for m in ('none', 'pi(factor=8)'))
+  np.testing.assert_allclose([before, after], [0.2371374, 0.0296422], rtol=1e-6)
+
+
+def test_lowest_frequency_is_not_one_over_base():
+  for width, period in ((128, 54410), (32, 35333)):
+    np.testing.assert_allclose(2 * np.pi / rope(width).inv_freq_P[-1], period, rtol=1e-4)
+    assert rope(width).inv_freq_P[0] == 1
+    assert rope(width).inv_freq_P.dtype == np.float64
+
+
+# Lengths.
+
+
+@pytest.mark.parametrize('method', [*FREQUENCY, 'logn', 'yarn(ramp="rotations")', 'dynamic_ntk_hf(factor=4)'])
+@pytest.mark.parametrize('width, base, train_len', SHAPES)
+def test_nothing_changes_up_to_the_training_length(method, width, base, train_len):
+  """With a factor that follows the length. Hugging Face's bracket goes negative: NaN if taken literally."""
+  scheme = rope(width, base, train_len)
+  for length in (1, train_len // 8, train_len // 2, train_len):
+    same(posenc.positions(method, scheme, train_len, length), posenc.positions('none', scheme, train_len, length))
+
+
+@pytest.mark.parametrize('method', ['pi', 'ntk', 'dynamic_ntk', 'ntk_by_parts', 'ntk_by_parts@rope', 'yarn', 'llama31'])
+@pytest.mark.parametrize('width, base, train_len', SHAPES)
+def test_factor_1_is_the_identity(method, width, base, train_len):
+  scheme = rope(width, base, train_len)
+  name, *slot = method.split('@')
+  text = '@'.join([f'{name}(factor=1)', *slot])
+  for length in (train_len, 8 * train_len):
+    same(posenc.positions(text, scheme, train_len, length), posenc.positions('none', scheme, train_len, length))
+
+
+def test_dynamic_ntk_below_its_training_length():
+  """factor 4, L = 512: the raw bracket at 256 tokens is -1, and (-1)**(64/62) is no number."""
+  scheme = rope(64, train_len=512)
+  for length in (256, 64):
+    pos = posenc.positions('dynamic_ntk_hf(factor=4)', scheme, train_len=512, eval_len=length)
+    np.testing.assert_array_equal(pos.inv_freq_P, np.float32(scheme.inv_freq_P))
+
+
+def test_dynamic_factors():
+  """Hugging Face's factor is no extension ratio: 2 at 2L slows the last pair by 3. Ours is a cap."""
+  last = {m: stretch(m, eval_len=256)[-1] for m in ('dynamic_ntk', 'dynamic_ntk_hf', 'dynamic_ntk_hf(factor=1)')}
+  np.testing.assert_allclose(list(last.values()), [2, 3, 2], rtol=1e-6)
+  capped = [stretch('dynamic_ntk(factor=4)', eval_len=length)[-1] for length in (128, 256, 512, 1024)]
+  np.testing.assert_allclose(capped, [1, 2, 4, 4], rtol=1e-6)
+
+
+def test_order_of_a_sweep_does_not_matter():
+  """No state leaks from a long pass into a short one."""
+  scheme = rope(train_len=512)
+  first, _, again = (posenc.positions('dynamic_ntk_hf(factor=4)', scheme, 512, n) for n in (512, 4096, 512))
+  same(first, again)
+  np.testing.assert_array_equal(again.inv_freq_P, np.float32(scheme.inv_freq_P))
+
+
+@pytest.mark.parametrize(
+  'method, follows',
+  [
+    *((name, name in FREQUENCY) for name in ('none', 'logn', *FREQUENCY)),
+    *((f'{name}(factor=8)', False) for name in ('pi', 'ntk', 'ntk_by_parts', 'yarn', 'llama31')),
+    ('dynamic_ntk(factor=8)', True),
+    ('dynamic_ntk(factor=2)', True),
+    ('yarn(factor=8)+logn', False),
+    ('yarn+logn', True),
+    ('pi@rope', True),
+  ],
+)
+def test_label_of_an_oracle(method, follows):
+  """Log-n knows where its query stands, as any model does; a factor that follows the length knows more."""
+  assert posenc.follows_length(method, rope(), 128) is follows
+  assert posenc.follows_length(method, (build('nope'), rope()), 128) is follows
+
+
+# Relations between methods.
+
+
+@pytest.mark.parametrize('width, base, train_len', SHAPES)
+@pytest.mark.parametrize('arguments', ['', 'ramp="rotations"', 'beta_fast=8.0, truncate=False'])
+def test_yarn_is_by_parts_and_a_temperature(arguments, width, base, train_len):
+  scheme = rope(width, base, train_len)
+  for s in (2, 8):
+    yarn, parts = (
+      posenc.positions(f'{name}({arguments})', scheme, train_len, s * train_len) for name in ('yarn', 'ntk_by_parts')
+    )
+    a = 0.1 * np.log(s) + 1
+    np.testing.assert_allclose(yarn.logit_scale_T, a**2, rtol=1e-6)
+    same(yarn.replace(logit_scale_T=parts.logit_scale_T), parts)
+    np.testing.assert_array_equal(parts.logit_scale_T, 1)
+
+
+@pytest.mark.parametrize('width, base, train_len', SHAPES)
+def test_llama31_is_the_rotations_ramp_from_1_to_4(width, base, train_len):
+  scheme = rope(width, base, train_len)
+  ours, parts = (
+    posenc.positions(text, scheme, train_len, 8 * train_len)
+    for text in ('llama31', 'ntk_by_parts(ramp="rotations", beta_slow=1.0, beta_fast=4.0)')
+  )
+  same(ours, parts)
+  with pytest.raises(AssertionError):
+    same(ours, posenc.positions('ntk_by_parts(ramp="rotations")', scheme, train_len, 8 * train_len))
+
+
+@pytest.mark.parametrize('width, base, train_len', SHAPES)
+def test_ntk_is_rope_with_a_larger_base(width, base, train_len):
+  rebased = rope(width, float(base * 8.0 ** (width / (width - 2))), train_len)
+  for method in ('ntk(factor=8)', 'ntk', 'dynamic_ntk', 'dynamic_ntk_hf(factor=1)'):
+    pos = posenc.positions(method, rope(width, base, train_len), train_len, 8 * train_len)
+    np.testing.assert_allclose(pos.inv_freq_P, rebased.inv_freq_P, rtol=1e-6)
+
+
+# Temperatures.
+
+
+def test_attention_factor():
+  """sqrt(1/t) = 0.1 ln s + 1 sharpens: logits times 1.459 at s = 8, not times sqrt(1/8)."""
+  assert factor('yarn(factor=8)') == pytest.approx(1.2079442, rel=1e-6)
+  assert factor('yarn(factor=8)') ** 2 == pytest.approx(1.459, abs=5e-4)
+  assert factor('yarn(factor=64)') == pytest.approx(1.4158883, rel=1e-6)
+  assert factor('yarn(factor=64, attention_factor=1.0)') == 1
+  assert factor('yarn(factor=4, attention_factor=0.5)') == pytest.approx(0.5, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+  'arguments, a',
+  [
+    ('factor=16, mscale=1.0, mscale_all_dim=1.0', 1.0),
+    ('factor=40, mscale=0.707, mscale_all_dim=1.0', 0.9210424),
+    ('factor=40, mscale=1.0, mscale_all_dim=0.707', 1.0857264),
+    ('factor=16', 1.2772589),
+    ('factor=1, mscale=0.5, mscale_all_dim=1.0', 1.0),
+    ('factor=40, mscale=1.0, mscale_all_dim=0.707, attention_factor=1.25', 1.25),
+  ],
+)
+def test_deepseek_mscale(arguments, a):
+  assert factor(f'yarn({arguments})') == pytest.approx(a, rel=1e-6)
+
+
+def test_logn():
+  """max(1, ln(i + 1)/ln L) per query, 0-based: exactly 1 up to L tokens, 1.5 at i + 1 = L**1.5."""
+  pos = posenc.positions('logn', rope(train_len=64), train_len=64, eval_len=4096)
+  scale = np.asarray(pos.logit_scale_T)
+  np.testing.assert_array_equal(scale[:64], 1)
+  assert (np.diff(scale[63:]) > 0).all()
+  np.testing.assert_allclose(scale[[64, 511, 4095]], [np.log(65) / np.log(64), 1.5, 2], rtol=1e-6)
+  same(pos.replace(logit_scale_T=jnp.ones(4096)), posenc.positions('none', rope(), 64, 4096))
+
+
+@pytest.mark.parametrize('scheme', SCHEMES)
+def test_logn_and_none_mean_something_for_every_scheme(scheme):
+  """The temperature is on q.k, so an additive bias is no obstacle."""
+  slot = build(scheme)
+  for method in ('logn', 'none', 'none+logn'):
+    pos = posenc.positions(method, slot, train_len=64, eval_len=128)
+    assert (float(pos.logit_scale_T[-1]) > 1) == ('logn' in method)
+
+
+# Composition, patterns, refusals.
+
+
+def test_scales_multiply():
+  scheme = rope()
+  yarn, logn, both, other = (
+    posenc.positions(m, scheme, 128, 1024)
+    for m in ('yarn(factor=8)', 'logn', 'yarn(factor=8)+logn', 'logn+yarn(factor=8)')
+  )
+  np.testing.assert_allclose(both.logit_scale_T, yarn.logit_scale_T * logn.logit_scale_T, rtol=1e-6)
+  same(both.replace(logit_scale_T=yarn.logit_scale_T), yarn)
+  np.testing.assert_allclose(other.logit_scale_T, both.logit_scale_T, rtol=1e-6)
+  np.testing.assert_array_equal(other.inv_freq_P, both.inv_freq_P)
+  same(posenc.positions('none+yarn(factor=8)+none', scheme, 128, 1024), yarn)
+
+
+@pytest.mark.parametrize('first, second', list(itertools.product(FREQUENCY, FREQUENCY)))
+def test_a_field_has_one_writer(first, second):
+  with refused(SpecError, first, f'{second} both write inv_freq_P'):
+    posenc.positions(f'{first}+logn+{second}', rope(), 128, 256)
+
+
+@pytest.mark.parametrize('scheme', [name for name in SCHEMES if name != 'rope'])
+@pytest.mark.parametrize('method', FREQUENCY)
+def test_a_frequency_method_needs_frequencies(method, scheme):
+  """PI too: a scheme without a rotation is not extended by pretending that it has one."""
+  with refused(posenc.Unsupported, method, 'no frequencies'):
+    posenc.positions(method, build(scheme, train_len=512), train_len=128, eval_len=256)
+
+
+def test_a_pattern_has_positions_per_slot():
+  """A method acts where it can; the other slots keep their trained positions."""
+  slots = (rope(), build('nope'), rope(base=500000.0), build('alibi'))
+  out = posenc.positions('yarn(factor=8)', slots, 128, 1024)
+  assert isinstance(out, tuple) and len(out) == 4
+  for slot, pos in zip(slots, out):
+    method = 'yarn(factor=8)' if slot.rot else 'none'
+    same(pos, posenc.positions(method, slot, 128, 1024))
+  single = posenc.positions('yarn(factor=8)', slots[:1], 128, 1024)
+  assert isinstance(single, tuple) and len(single) == 1
+  assert isinstance(posenc.positions('yarn(factor=8)', slots[0], 128, 1024), posenc.Positions)
+
+
+def test_a_method_may_address_slots_by_name():
+  slots = [rope(), build('nope'), build('alibi')]
+  everywhere, rotary = (posenc.positions(m, slots, 128, 1024) for m in ('logn', 'logn@rope'))
+  same(rotary[0], everywhere[0])
+  for slot, pos in zip(slots[1:], rotary[1:]):
+    same(pos, posenc.positions('none', slot, 128, 1024))
+  mixed = posenc.positions('pi@rope+logn@nope', slots, 128, 1024)
+  same(mixed[0], posenc.positions('pi', slots[0], 128, 1024))
+  same(mixed[1], posenc.positions('logn', slots[1], 128, 1024))
+  same(mixed[2], posenc.positions('none', slots[2], 128, 1024))
+  for method, word in (('logn@t5', 't5'), ('pi@nope', 'nope'), ('pi@rope+pi@alibi', 'alibi')):
+    with refused(posenc.Unsupported, method.split('+')[-1].split('@')[0], word):
+      posenc.positions(method, slots, 128, 1024)
+  with refused(SpecError, 'pi', 'ntk', 'inv_freq_P'):
+    posenc.positions('pi@rope+ntk', slots, 128, 1024)
+  with refused(posenc.Unsupported, 'pi', 'no frequencies'):
+    posenc.positions('pi', slots[1:], 128, 1024)
+
+
+def test_learned_positions_end_with_their_table():
+  """An index past the table would silently repeat its last row."""
+  scheme = build('learned', d_model=8, train_len=64)
+  for slots in (scheme, [build('nope'), scheme]):
+    posenc.positions('none', slots, 64, 64)
+    with refused(posenc.Unsupported, 'learned', '64', '65'):
+      posenc.positions('none', slots, 64, 65)
+  pos = posenc.positions('none', scheme, 64, 16)
+  x = jnp.ones((2, 16, 8))
+  np.testing.assert_array_equal(scheme.embed(x, pos), np.broadcast_to(1 + scheme.table[:16], (2, 16, 8)))
+  past = scheme.embed(x, pos.replace(at_T=pos.at_T + 56))
+  assert np.isfinite(past[:, :8]).all() and np.isnan(past[:, 8:]).all()
+
+
+@pytest.mark.parametrize(
+  'method, words',
+  [
+    ('yarn(beta_fast=1.0, beta_slow=32.0)', ['yarn', 'beta_fast = 1.0', 'beta_slow = 32.0', 'allowed']),
+    ('ntk_by_parts(beta_slow=0.0)', ['ntk_by_parts', 'beta_slow = 0.0', 'allowed']),
+    ('yarn(beta_fast=1.0)', ['yarn', 'beta_fast = 1.0', 'beta_slow = 1.0', 'allowed']),
+    ('llama31(low=4.0, high=1.0)', ['llama31', 'low = 4.0', 'high = 1.0', 'allowed']),
+    ('yarn(ramp="indx")', ['yarn', "ramp = 'indx'", "did you mean 'index'?", 'rotations']),
+    ('yarn(factor=4, attn_factor=0.8782489)', ['yarn', 'attn_factor', "did you mean 'attention_factor'?"]),
+    ('yarn(mscale=1.0)', ['yarn', 'mscale = 1.0', 'mscale_all_dim = None', 'both']),
+    ('yarn(attention_factor=0.0)', ['yarn', 'attention_factor = 0.0', 'above 0']),
+    ('yarn(attention_factor=True)', ['yarn', 'attention_factor = True', 'above 0']),
+    ('pi(factor=0.5)', ['pi', 'factor = 0.5', 'at least 1']),
+    ('pi(factor=-8)', ['pi', 'factor = -8', 'at least 1']),
+    ('pi(factor="8")', ['pi', "factor = '8'", 'at least 1']),
+    ('pi(factor=True)', ['pi', 'factor = True', 'at least 1']),
+    ('dynamic_ntk(factor=0.9)', ['dynamic_ntk', 'factor = 0.9', 'at least 1']),
+    ('dynamic_ntk_hf(factor=0.5)', ['dynamic_ntk_hf', 'factor = 0.5', 'at least 1']),
+    ('yran', ["method = 'yran'", "did you mean 'yarn'?", 'llama31']),
+    ('none(factor=8)', ['none', 'factor', 'allowed: none']),
+    ('logn(base=2)', ['logn', 'base', 'allowed: none']),
+  ],
+)
+def test_refused_methods(method, words):
+  with refused(SpecError, *words):
+    posenc.positions(method, rope(), 128, 256)
+
+
+@pytest.mark.parametrize(
+  'text, words',
+  [
+    ('ropee', ["scheme = 'ropee'", "did you mean 'rope'?", 'sinusoidal']),
+    ('rope(bas=2.0)', ['rope', 'bas = 2.0', "did you mean 'base'?"]),
+    ('rope(base=1.0)', ['rope', 'base = 1.0', 'above 1']),
+    ('rope(base="1e4")', ['rope', "base = '1e4'", 'a number']),
+    ('rope(pairing="half")', ['rope', "pairing = 'half'", 'half_split', 'interleaved']),
+    ('sinusoidal(layout="concatt")', ['sinusoidal', "layout = 'concatt'", "did you mean 'concat'?"]),
+    ('sinusoidal(exponent="t2")', ['sinusoidal', "exponent = 't2'", 'paper', 't2t']),
+    ('sinusoidal(embed_scale=1)', ['sinusoidal', 'embed_scale = 1', 'True or False']),
+    ('t5(num_buckets=31)', ['t5', 'num_buckets = 31', 'even']),
+    ('t5(num_buckets=0)', ['t5', 'num_buckets = 0', 'even']),
+    ('t5(num_buckets=32.0)', ['t5', 'num_buckets = 32.0', 'whole']),
+    ('t5(max_distance=128.5)', ['t5', 'max_distance = 128.5', 'whole']),
+    ('t5(max_distance=16)', ['t5', 'max_distance = 16', 'more than']),
+    ('nope(base=2.0)', ['nope', 'base = 2.0', 'allowed: none']),
+    ('alibi+rope', ['alibi+rope', 'single']),
+    ('rope@alibi', ['rope@alibi', 'single']),
+  ],
+)
+def test_refused_schemes(text, words):
+  with refused(SpecError, *words):
+    build(text)
+
+
+def test_refused_shapes():
+  with refused(SpecError, 'rope', 'head_dim = 31', 'even'):
+    build('rope', head_dim=31)
+  for method in ('ntk', 'dynamic_ntk', 'dynamic_ntk_hf'):
+    with refused(posenc.Unsupported, method, 'd - 2'):
+      posenc.positions(method, rope(2), 128, 256)
+  for bad in (0, -1, 1.0, True, None):
+    with refused(SpecError, 'eval_len', repr(bad), 'at least 1'):
+      posenc.positions('none', rope(), 128, bad)
+    with refused(SpecError, 'train_len', repr(bad), 'at least 1'):
+      posenc.positions('none', rope(), bad, 128)
+  posenc.positions('none', rope(), np.int64(128), np.int32(256))
+
+
+# Every scheme with every method.
+
+
+@pytest.mark.parametrize('scheme', SCHEMES)
+def test_positions_are_finite_float32_of_one_structure(scheme):
+  """One compiled program per length serves every method: same tree, shapes and types."""
+  slot = build(scheme, train_len=4096)
+  for times in (1, 2, 4, 8, 16, 32):
+    plain = posenc.positions('none', slot, 128, 128 * times)
+    shapes = jax.tree.map(lambda a: (a.shape, a.dtype), plain)
+    assert plain.at_T.shape == plain.logit_scale_T.shape == plain.key_scale_T.shape == (128 * times,)
+    assert plain.inv_freq_P.shape == (slot.rot // 2,) and plain.onset.shape == plain.window.shape == ()
+    for method in ('none', 'logn', *FREQUENCY, *(f'{name}(factor=8)' for name in FREQUENCY)):
+      try:
+        pos = posenc.positions(method, slot, 128, 128 * times)
+      except posenc.Unsupported:
+        assert not slot.rot
+        continue
+      assert jax.tree.map(lambda a: (a.shape, a.dtype), pos) == shapes
+      assert all(a.dtype == jnp.float32 for a in jax.tree.leaves(pos))
+      assert all(np.isfinite(a).all() for a in jax.tree.leaves(pos.replace(window=jnp.zeros(()))))
+      assert pos.window == np.inf and pos.sinks == pos.onset == 0 and pos.far is None
+      np.testing.assert_array_equal(pos.at_T, np.arange(128 * times))
+
+
+@pytest.mark.parametrize('scheme', SCHEMES)
+def test_state_holds_parameters_only(scheme):
+  """NNX would make any array attribute a state, and the optimiser would train it."""
+  slot = build(scheme)
+  table = {'learned': (128, 128), 't5': (32, 4)}.get(scheme)
+  state = nnx.to_flat_state(nnx.state(slot))
+  assert {path: v[...].shape for path, v in state} == ({('table',): table} if table else {})
+  assert all(isinstance(v, posenc.PosParam) for _, v in state)
+  assert not nnx.to_flat_state(nnx.state(slot, nnx.Not(posenc.PosParam)))
+  assert slot.name == scheme and slot.relative == (scheme not in ('sinusoidal', 'learned'))
+  assert slot.q_scale == 32**-0.5
+
+
+@pytest.mark.parametrize('scheme', SCHEMES)
+def test_hooks_that_a_scheme_does_not_need_are_the_identity(scheme):
+  slot = build(scheme, heads=2, head_dim=8, d_model=16)
+  pos = posenc.positions('none', slot, 128, 4)
+  x_ = np.random.default_rng(0).normal(size=(1, 4, 16)).astype(np.float32)
+  x, q, k = (jnp.asarray(a) for a in (x_, x_.reshape(1, 4, 2, 8), x_[..., :8].reshape(1, 4, 1, 8)))
+  at, logits = pos.at_T, jnp.zeros((1, 2, 4, 4))
+  assert (scheme in ('sinusoidal', 'learned')) == differs(slot.embed(x, pos), x)
+  turned = slot.rotate(q, k, pos)
+  assert [a.shape for a in turned] == [q.shape, k.shape]
+  assert (scheme == 'rope') == differs(turned[0], q) == differs(turned[1], k)
+  scored, carry = slot.score(logits, q, k, at, at, (), (), ())
+  assert (scheme in ('alibi', 't5')) == differs(scored, logits)
+  assert slot.values(logits, at, at) is None and slot.token_state(x, pos) == slot.init_carry(q) == carry == ()
+
+
+def test_types_of_activations_are_kept():
+  """Angles and waves are formed in float32, whatever the activations are."""
+  for scheme in ('rope', 'sinusoidal', 'learned'):
+    slot = build(scheme, heads=1, head_dim=16, d_model=16, train_len=512)
+    pos = posenc.positions('none', slot, 512, 512)
+    shape = (1, 512, 1, 16) if scheme == 'rope' else (1, 512, 16)
+    low, full = (jnp.asarray(np.ones(shape), dtype) for dtype in (jnp.bfloat16, jnp.float32))
+    low, full = (slot.rotate(x, x, pos)[0] if scheme == 'rope' else slot.embed(x, pos) for x in (low, full))
+    assert low.dtype == jnp.bfloat16 and full.dtype == jnp.float32
+    np.testing.assert_allclose(np.asarray(low, np.float32), full, rtol=2**-8, atol=1e-6)
+
+
+def test_the_example_of_the_package():
+  """The lines that the package shows a newcomer run as they stand."""
+  lines = [line for line in posenc.__doc__.splitlines() if line.startswith('  ') and ' = posenc.' in line]
+  assert len(lines) == 2
+  names = {'posenc': posenc, 'nnx': nnx}
+  exec('\n'.join(line.strip() for line in lines), names)
+  assert names['scheme'].name == 'rope' and names['pos'].at_T.shape == (1024,)
+  assert float(names['pos'].logit_scale_T[-1]) > 1.459
+
+
+# Schemes.
+
+
+@pytest.mark.parametrize('method', ['none', *(f'{name}(factor=8)' for name in FREQUENCY)])
+@pytest.mark.parametrize('pairing', ['half_split', 'interleaved'])
+def test_rope_depends_on_the_distance_alone(method, pairing):
+  """The score of (q at p + 7, k at p) is the same for every p, and right: angles in float64."""
+  scheme = build(f'rope(pairing={pairing!r})', heads=1)
+  pos = posenc.positions(method, scheme, 128, 4096)
+  rng = np.random.default_rng(0)
+  q, k = rng.normal(size=(2, 32))
+  far = np.array([0, 100, 1000, 4000])
+  turned = [
+    np.asarray(scheme.rotate(*[jnp.asarray(x, jnp.float32).reshape(1, 1, 1, 32).repeat(4, 1)] * 2, at)[0])
+    for x, at in ((q, pos.replace(at_T=jnp.float32(far + 7))), (k, pos.replace(at_T=jnp.float32(far))))
+  ]
+  scores = (turned[0] * turned[1]).sum((0, 2, 3))
+  pair = (slice(16), slice(16, 32)) if pairing == 'half_split' else (slice(0, 32, 2), slice(1, 32, 2))
+  complex_q, complex_k = (x[pair[0]] + 1j * x[pair[1]] for x in (q, k))
+  turn = np.exp(7j * np.asarray(pos.inv_freq_P, np.float64))
+  np.testing.assert_allclose(scores, (complex_q * turn * complex_k.conj()).real.sum(), atol=1e-3)
+  assert abs(scores[0] - q @ k) > 0.1
+
+
+@pytest.mark.parametrize('method', ['none', *FREQUENCY])
+def test_rotations_do_not_end_with_a_table(method):
+  """A cos table sized for the training length would repeat its last row or crash. Lengths are kept."""
+  scheme = build('rope', heads=1)
+  pos = posenc.positions(method, scheme, 128, 4096)
+  unit = jnp.concatenate([jnp.ones((1, 4096, 1, 16)), jnp.zeros((1, 4096, 1, 16))], -1)
+  turned = np.asarray(scheme.rotate(unit, unit, pos)[0])[0, :, 0]
+  angle = np.arange(4096)[:, None] * np.asarray(pos.inv_freq_P, np.float64)
+  np.testing.assert_allclose(turned, np.concatenate([np.cos(angle), np.sin(angle)], -1), atol=4096 * 2**-24)
+  assert (abs(turned[128:] - turned[127]).max(-1) > 1e-3).all()
+
+
+def test_tokens_before_the_onset_keep_the_trained_frequencies():
+  scheme = build('rope', heads=1)
+  plain, scaled = (posenc.positions(m, scheme, 128, 16) for m in ('none', 'pi(factor=8)'))
+  x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 16, 1, 32)), jnp.float32)
+  onset = scaled.replace(onset=jnp.float32(5))
+  a, b, mixed = (np.asarray(scheme.rotate(x, x, pos)[0]) for pos in (plain, scaled, onset))
+  np.testing.assert_array_equal(mixed[:, :5], a[:, :5])
+  np.testing.assert_array_equal(mixed[:, 5:], b[:, 5:])
+  assert (a[:, 1:] != b[:, 1:]).any(-1).all()
+
+
+@pytest.mark.parametrize('layout', ['interleaved', 'concat'])
+@pytest.mark.parametrize('exponent', ['paper', 't2t'])
+def test_sinusoids_turn_by_a_matrix_that_does_not_know_the_position(layout, exponent):
+  """PE(n + k) = M(k) PE(n): the reason given for these waves in the first place."""
+  scheme = build(f'sinusoidal(layout={layout!r}, exponent={exponent!r})', d_model=16)
+  table = np.asarray(scheme.table(jnp.arange(64)), np.float64)
+  sin, cos = np.split(table, 2, -1) if layout == 'concat' else (table[:, 0::2], table[:, 1::2])
+  s, c = np.sin(5 * scheme.wave_freq), np.cos(5 * scheme.wave_freq)
+  np.testing.assert_allclose(sin[5:], sin[:-5] * c + cos[:-5] * s, atol=1e-5)
+  np.testing.assert_allclose(cos[5:], cos[:-5] * c - sin[:-5] * s, atol=1e-5)
+  lowest = 1e4 ** -(14 / 16) if exponent == 'paper' else 1e-4
+  np.testing.assert_allclose(scheme.wave_freq[[0, -1]], [1, lowest], rtol=1e-12)
+
+
+def test_sinusoids_are_added_to_scaled_embeddings():
+  x = jnp.ones((1, 4, 16))
+  scaled, plain = (build(f'sinusoidal(embed_scale={on})', d_model=16) for on in (True, False))
+  pos = posenc.positions('none', scaled, 128, 4)
+  table = scaled.table(pos.at_T)
+  np.testing.assert_allclose(scaled.embed(x, pos)[0], 4 + table, rtol=1e-6)
+  np.testing.assert_allclose(plain.embed(x, pos)[0], 1 + table, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+  'heads, theirs',
+  [
+    (1, [2**-8]),
+    (3, [0.0625, 0.00390625, 0.25]),
+    (6, [0.25, 0.0625, 0.015625, 0.00390625, 0.5, 0.125]),
+    (8, [1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32, 1 / 64, 1 / 128, 1 / 256]),
+    (12, [*(2.0**-h for h in range(1, 9)), 0.70710678, 0.35355339, 0.17677670, 0.08838835]),
+  ],
+)
+def test_alibi_slopes(heads, theirs):
+  """Not sorted, not one series, not from 1.0: each has been shipped by someone."""
+  np.testing.assert_allclose(slopes(heads), theirs, rtol=1e-7)
+
+
+def test_alibi_favours_near_keys():
+  """Zero on the diagonal, rising towards it in every head, faster where the slope is larger."""
+  at = jnp.arange(32, dtype=jnp.float32)
+  bias = np.asarray(build('alibi', heads=6).bias(at, at))
+  last = bias[:, -1]
+  assert (np.diagonal(bias, axis1=1, axis2=2) == 0).all() and (np.diff(last) > 0).all()
+  np.testing.assert_allclose(np.diff(last), np.repeat(slopes(6)[:, None], 31, 1), rtol=1e-5)
+  np.testing.assert_allclose(slopes(16)[1:] / slopes(16)[:-1], 2**-0.5, rtol=1e-12)
+  shifted = build('alibi', heads=6).bias(at + 1000, at + 1000)
+  np.testing.assert_array_equal(bias, shifted)
+
+
+def test_alibi_in_a_bfloat16_model():
+  """Biases are float32 whatever the rest is: in bfloat16 300 and 301 get one value, 4096 only 769."""
+  pos = posenc.positions('none', build('alibi', heads=8), 128, 4096)
+  scheme = build('alibi', heads=8)
+  logits = jnp.zeros((1, 8, 1, 4096), jnp.float32)
+  q = jnp.zeros((1, 1, 8, 32), jnp.bfloat16)
+  scored, _ = scheme.score(logits, q, q, pos.at_T[-1:], pos.at_T, (), (), ())
+  by_distance = np.asarray(scored)[0, 0, 0, ::-1]
+  assert scored.dtype == jnp.float32
+  assert by_distance[300] == -150.0 and by_distance[301] == -150.5
+  assert len(np.unique(by_distance)) == 4096
+
+
+def test_t5_buckets():
+  """16 exact, 16 logarithmic; the first distance of each. Everything from 113 on is in the last one."""
+  table = buckets(32, 128)
+  first = [*range(16), 16, 19, 21, 24, 27, 31, 35, 40, 46, 52, 59, 67, 77, 87, 99, 113]
+  assert [int(np.argmax(table == b)) for b in range(32)] == first
+  assert (np.diff(table) >= 0).all() and set(table) == set(range(32)) and table.dtype == np.int32
+  np.testing.assert_array_equal(buckets(32, 1024)[[127, 128]], buckets(32, 1024)[128] + np.array([-1, 0]))
+
+
+def test_t5_bias():
+  """One row of the table per bucket, distances past the last edge share its row, later keys the first."""
+  scheme = build('t5', heads=3)
+  assert build('t5(scale_logits=False)').q_scale == 1
+  bias = np.asarray(scheme.bias(jnp.array([0.0, 20.0, 5000.0]), jnp.array([0.0, 8.0])))
+  table = np.asarray(scheme.table[...])
+  assert bias.shape == (3, 3, 2)
+  np.testing.assert_array_equal(bias[:, :, 0], table[[0, 17, 31]].T)
+  np.testing.assert_array_equal(bias[:, :, 1], table[[0, 12, 31]].T)
+  assert 0.5 < table.std() * 128**0.5 < 1.5
+
+
+def test_remarks():
+  """Pairs that never complete a turn, buckets that are never trained, ramps without a pair to start from."""
+  for width, base, train_len, count in ((32, 1e4, 128, 10), (64, 1e4, 256, 19), (128, 1e4, 4096, 18)):
+    (line,) = posenc.remarks((), [rope(width, base, train_len)], train_len)
+    assert f'{count} of {width // 2} frequency pairs' in line
+  assert posenc.remarks(('none', 'pi'), [build('nope'), build('alibi'), build('t5')], 128) == []
+  (line,) = posenc.remarks((), [build('t5(max_distance=1024)')], 128)
+  assert 'buckets 24..31' in line and '128 tokens' in line and 't5(num_buckets=32, max_distance=1024)' in line
+  assert buckets(32, 1024)[127] == 23
+  tiny, llama = [rope()], [rope(128, train_len=4096)]
+  lines = posenc.remarks(('yarn', 'yarn+logn', 'pi', 'yarn(beta_fast=4)', 'ntk_by_parts@rope'), tiny, 128)
+  assert [line.split(':')[0] for line in lines] == ['rope(base=10000)', 'yarn', 'ntk_by_parts']
+  assert 'beta_fast = 32' in lines[1] and '20.4' in lines[1]
+  assert len(posenc.remarks(('yarn',), llama, 4096)) == 1
+  assert all('\n' not in line for line in lines)

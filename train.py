@@ -1,0 +1,149 @@
+"""Trains one model with one position scheme at one short length.
+
+  python train.py --config=configs/quickstart.py:rope --workdir=runs/rope
+
+Run the same command again to resume; a finished run is left as it is. SIGTERM and SIGINT save and exit.
+"""
+
+import math
+import pathlib
+import signal
+
+import jax
+from absl import flags
+from flax import nnx
+from ml_collections import config_flags
+
+import posenc
+from configs.schema import Config
+from data import TrainWindows, load_data
+from models.lm import LM, abstract
+from training import cli, provenance
+from training.checkpoints import Checkpoints, as_abstract
+from training.devices import make_mesh, split_batch, whole
+from training.log import RunLog
+from training.optimizer import decay_mask, make_optimizer, schedule
+from training.step import make_train_step, make_validate
+
+CONFIG = config_flags.DEFINE_config_file('config', None, 'The recipe.', lock_config=True)
+WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of this run: config.json, checkpoints/, tensorboard/.')
+flags.mark_flags_as_required(['config', 'workdir'])
+
+
+def main() -> int:
+  # ---- config: everything that can be wrong is wrong here, before anything is compiled
+  config = Config.from_dict(CONFIG.value.to_dict())
+  workdir = pathlib.Path(WORKDIR.value).absolute()
+  data = load_data(
+    config.data,
+    train_len=config.train_len,
+    min_test_tokens=config.eval.min_test_tokens(config.train_len, config.max_multiple),
+  )
+  provenance.claim(workdir, config)
+  checkpoints = Checkpoints(workdir, keep=config.log.keep)
+  start = checkpoints.latest or 0
+  if start >= config.steps:
+    print(f'{workdir}: finished, step {start} of {config.steps}; nothing to do')
+    return 0
+
+  # ---- model, optimizer, state
+  make = lambda: LM(  # noqa: E731
+    config.model, config.posenc, vocab_size=data.tokenizer.vocab_size, train_len=config.train_len,
+    rngs=nnx.Rngs(config.seed),
+  )  # fmt: skip
+  graphdef, shapes = abstract(make)
+  tx = make_optimizer(config.optimizer, config.steps, decay_mask(nnx.eval_shape(make)))
+  mesh = make_mesh(config.batch)
+
+  def init():
+    params = nnx.to_pure_dict(nnx.state(make()))
+    return {'params': params, 'opt': tx.init(params)}
+
+  if start:
+    state = checkpoints.restore(start, as_abstract(jax.eval_shape(init), whole(mesh)))
+  else:
+    state = jax.jit(init, out_shardings=whole(mesh))()
+
+  # ---- data and steps
+  cut_as = {'bos': config.data.bos, 'bos_id': data.tokenizer.bos}
+  windows = TrainWindows(data.splits.train, config.train_len, **cut_as, seed=config.seed)
+  slots = [config.build_scheme(text) for text in config.posenc]
+  lengths = {multiple: int(multiple * config.train_len) for multiple in (1.0, *config.log.validate_multiples)}
+  held_out = {
+    m: TrainWindows(data.splits.validation, lengths[m], **cut_as, seed=0) for m in config.log.validate_multiples
+  }
+  positions = {
+    m: jax.device_put(posenc.positions('none', slots, config.train_len, n), whole(mesh)) for m, n in lengths.items()
+  }
+  train_step = make_train_step(graphdef, tx, positions[1.0], config.seed if config.model.dropout else None)
+  validate_step = make_validate(graphdef)
+  lr = schedule(config.optimizer, config.steps)
+  tokens_per_step = config.optimizer.accumulate * config.batch * config.train_len
+  flops_per_step = tokens_per_step * provenance.train_flops_per_token(config, shapes)
+
+  def batch_at(step):
+    arrays = windows.batch(step, config.optimizer.accumulate * config.batch)
+    shape = (config.optimizer.accumulate, config.batch, config.train_len)
+    batch = [jax.device_put(a.reshape(shape), split_batch(mesh, axis=1)) for a in arrays]
+    return batch, int(data.tokenizer.bytes_per_token_V[arrays[1]].sum())
+
+  # ---- what the run says
+  log = RunLog(str(workdir / 'tensorboard' / 'train'), start=start, total=config.steps)
+  log.say(provenance.describe(config, data, windows, shapes, mesh, start))
+  for remark in posenc.remarks((), slots, config.train_len):
+    log.say(f'note: {remark}')
+
+  def report(step, metrics, n_bytes):
+    """The numbers of update `step`, counted from 1; called once the next update is on its way."""
+    metrics = {name: float(value) for name, value in metrics.items()}
+    for name, value in metrics.items():
+      if not math.isfinite(value):
+        raise cli.Stopped(f'{name} = {value} at step {step}; last checkpoint: {checkpoints.latest or "none"}')
+    if step % config.log.every and step != config.steps:
+      return
+    rate = log.rate(step)
+    metrics['bits_per_byte'] = metrics['loss'] * tokens_per_step / n_bytes / math.log(2)
+    metrics['learning_rate'] = float(lr(step - 1))  # the one this update was made with
+    metrics |= {'tokens_per_second': rate * tokens_per_step, 'model_flops_per_second': rate * flops_per_step}
+    log.scalars(step, {f'train/{name}': value for name, value in metrics.items()})
+    log.line(step, f'loss {metrics["loss"]:.4f}  {metrics["tokens_per_second"]:.0f} tokens/s')
+
+  def validate(step):
+    for multiple, source in held_out.items():
+      nll = float(validate_step(state['params'], *source.batch(0, config.log.validation_windows), positions[multiple]))
+      ppl = math.exp(min(nll, 700.0))  # e**709 is the last float
+      log.scalars(step, {f'validation/ppl_{multiple:g}x': ppl, f'validation/nll_{multiple:g}x': nll})
+      log.say(f'step {step}: validation perplexity {ppl:.4f} at {multiple:g}x')
+
+  # ---- the loop
+  stop: list[int] = []
+  for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda received, _: stop.append(received))
+  done, pending = start, None
+  while done < config.steps and not stop:
+    batch, n_bytes = batch_at(done)
+    state, metrics = train_step(state, *batch, done)
+    done += 1
+    if pending:
+      report(*pending)
+    pending = (done, metrics, n_bytes)
+    log.update()
+    finished = done == config.steps
+    if finished or stop or done % config.log.checkpoint_every == 0 or done % config.log.validate_every == 0:
+      report(*pending)  # nothing is saved or validated before its numbers have been looked at
+      pending = None
+    if finished or done % config.log.validate_every == 0:
+      validate(done)
+    if finished or stop or done % config.log.checkpoint_every == 0:
+      checkpoints.save(done, state)
+  checkpoints.close()
+  log.close()
+  if done < config.steps:
+    print(f'{signal.Signals(stop[0]).name}: saved step {done} of {config.steps}; run the same command to go on')
+    return 128 + stop[0]
+  print(f'{workdir}: finished, step {done}')
+  return 0
+
+
+if __name__ == '__main__':
+  cli.run(main)

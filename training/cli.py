@@ -1,0 +1,59 @@
+"""How the programs start, and how they end when the user's input is at fault: one line on stderr, exit code 2."""
+
+import sys
+from collections.abc import Callable, Sequence
+
+from absl import app, flags, logging
+
+from spec import SpecError
+from training.devices import start_jax
+
+
+class Stopped(Exception):
+  """The run cannot go on, through no fault of its config: one line, exit code 1."""
+
+
+def _parse(argv: Sequence[str]) -> list[str]:
+  try:
+    rest = flags.FLAGS(argv)
+  # ml_collections raises AttributeError for a misspelt key and TypeError for a wrong type, absl its own for the rest.
+  except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError, SyntaxError) as error:
+    fail(_one_line(error))
+  if len(rest) > 1:
+    fail(f'{rest[1]!r}: stray argument; options are written --name=value')
+  return rest
+
+
+def _one_line(error: BaseException) -> str:
+  text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+  if 'Traceback' in text:  # config_flags wraps what a config file raised; its last line says what was wrong
+    text = text.strip().splitlines()[-1]
+  return ' '.join(text.split()) or type(error).__name__
+
+
+def fail(message: str, code: int = 2) -> None:
+  print(f'error: {message}', file=sys.stderr, flush=True)
+  sys.exit(code)
+
+
+def run(main: Callable[[], int | None]) -> None:
+  """Parses the flags and calls `main`; its return value is the exit code."""
+
+  def guarded(_: list[str]) -> None:
+    try:
+      code = main()
+    except SpecError as error:
+      fail(_one_line(error))
+    except Stopped as error:
+      fail(_one_line(error), 1)
+    except OSError as error:
+      # A path that cannot be read or written is the user's business; without a file name it is ours: traceback.
+      if error.filename is None:
+        raise
+      fail(f'{error.filename}: {error.strerror}')
+    else:
+      sys.exit(code or 0)
+
+  logging.set_verbosity(logging.WARNING)  # orbax tells of every save in thirty lines
+  start_jax()  # before the flags: a config builds its schemes to check them
+  app.run(guarded, flags_parser=_parse)

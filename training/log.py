@@ -1,0 +1,53 @@
+"""What a run says: scalars to TensorBoard, a progress bar on a terminal, plain lines elsewhere."""
+
+import os
+import sys
+import time
+
+import tqdm
+from tensorboardX import SummaryWriter
+
+
+class RunLog:
+  """Writes scalars under `directory`; steps count updates done. A resumed run purges what its predecessor wrote past
+  the step it resumes from, so that the curve shows each step once."""
+
+  def __init__(self, directory: str, *, start: int, total: int, unit: str = 'step'):
+    # Event files are named by the second: the suffix keeps a quick restart from overwriting its predecessor's.
+    suffix = f'.{start}.{os.getpid()}'
+    self._writer = SummaryWriter(directory, purge_step=start + 1, filename_suffix=suffix)
+    self._bar = tqdm.tqdm(total=total, initial=start, unit=unit, disable=None, dynamic_ncols=True)
+    self._total, self._start, self._began = total, start, time.monotonic()
+    self._last = (start, self._began)
+
+  def update(self, n: int = 1) -> None:
+    self._bar.update(n)
+
+  def rate(self, step: int) -> float:
+    """Steps per second since this was last asked."""
+    now = time.monotonic()
+    (before, then), self._last = self._last, (step, now)
+    return (step - before) / max(now - then, 1e-9)
+
+  def scalars(self, step: int, values: dict[str, float]) -> None:
+    for tag, value in values.items():
+      self._writer.add_scalar(tag, value, step)
+    # On disk now: a killed run's curve reaches as far as its log lines do.
+    self._writer.flush()
+
+  def line(self, step: int, shown: str) -> None:
+    """`shown` behind the bar, or as a line of its own with the time that is left."""
+    if not self._bar.disable:
+      self._bar.set_postfix_str(shown)
+      return
+    pace = (time.monotonic() - self._began) / max(step - self._start, 1)
+    left = time.strftime('%H:%M:%S', time.gmtime(pace * (self._total - step)))
+    print(f'step {step}/{self._total}  {shown}  left {left}', flush=True)
+
+  def say(self, message: str) -> None:
+    tqdm.tqdm.write(message, file=sys.stdout)
+    sys.stdout.flush()
+
+  def close(self) -> None:
+    self._bar.close()
+    self._writer.close()

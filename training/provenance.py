@@ -1,0 +1,112 @@
+"""What a run was: config.json, and the lines it opens with."""
+
+import json
+import math
+import pathlib
+import platform
+import subprocess
+from importlib import metadata
+from typing import Any
+
+import jax
+
+from spec import SpecError
+
+PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'datasets', 'ml_collections')
+
+
+def claim(workdir: pathlib.Path, config: Any) -> None:
+  """Writes `workdir/config.json`, or, where there is one, refuses another config and prints the difference."""
+  workdir.mkdir(parents=True, exist_ok=True)
+  path = workdir / 'config.json'
+  # Through JSON and back, so that tuples and lists compare as they will when read.
+  mine = json.loads(json.dumps(config.to_dict()))
+  if path.exists():
+    theirs = read(workdir)
+    both = {**_flat(theirs), **_flat(mine)}
+    changed = [
+      f'{key}: {_flat(theirs).get(key, "absent")!r} -> {_flat(mine).get(key, "absent")!r}'
+      for key in both
+      if _flat(theirs).get(key, both) != _flat(mine).get(key, both)
+    ]
+    if changed:
+      raise SpecError(f'{workdir} holds a run with another config ({"; ".join(changed)}); use another workdir')
+    return
+  record = {
+    'config': mine,
+    'git_commit': _git_commit(),
+    'python': platform.python_version(),
+    'versions': {name: metadata.version(name) for name in PACKAGES},
+    'devices': platform.processor() or platform.machine(),
+  }
+  temporary = path.with_suffix('.tmp')
+  temporary.write_text(json.dumps(record, indent=2) + '\n')
+  temporary.replace(path)
+
+
+def read(workdir: pathlib.Path) -> dict[str, Any]:
+  """The config of the run in `workdir`, as plain dicts."""
+  path = workdir / 'config.json'
+  if not path.exists():
+    raise SpecError(f'workdir = {str(workdir)!r}: holds no run (no config.json); train there first')
+  try:
+    return json.loads(path.read_text())['config']
+  except (json.JSONDecodeError, KeyError):
+    raise SpecError(f'{path}: not a config written by train.py') from None
+
+
+def _flat(tree: Any, prefix: str = 'config') -> dict[str, Any]:
+  if isinstance(tree, dict):
+    return {k: v for key, value in tree.items() for k, v in _flat(value, f'{prefix}.{key}').items()}
+  return {prefix: tree}
+
+
+def _git_commit() -> str | None:
+  root = pathlib.Path(__file__).parent.parent
+  try:
+    out = subprocess.run(
+      ['git', 'describe', '--always', '--dirty', '--abbrev=40'], cwd=root, capture_output=True, text=True
+    )
+  except OSError:
+    return None
+  return out.stdout.strip() or None
+
+
+def count(params: Any) -> int:
+  return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+
+
+def train_flops_per_token(config: Any, params: Any) -> float:
+  """Model FLOPs of forward and backward (three times the forward), recomputation not counted.
+
+  2 per weight of a matmul, and 2 x 2 x heads x width x mean context T/2 for the two products of causal attention.
+  """
+  table = math.prod(params['embedding']['embedding'].shape)
+  matmul = count(params) - (0 if config.model.tied else table)
+  attention = config.model.layers * 2 * config.model.heads * config.model.width * config.train_len
+  return 3.0 * (2 * matmul + attention)
+
+
+def describe(config: Any, data: Any, windows: Any, params: Any, mesh: jax.sharding.Mesh, start: int) -> str:
+  """A parameter table, then what is trained on what, where."""
+  rows = [
+    ('.'.join(str(key.key) for key in path), f'{list(leaf.shape)}', f'{math.prod(leaf.shape):,}')
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+  ]
+  rows.append(('total', '', f'{count(params):,}'))
+  widths = [max(len(row[i]) for row in rows) for i in range(3)]
+  lines = [f'{a.ljust(widths[0])}  {b.ljust(widths[1])}  {c.rjust(widths[2])}' for a, b, c in rows]
+  splits = data.splits
+  lines += [
+    '',
+    f'scheme {" ".join(config.posenc)}, {config.train_len} tokens, {config.batch} x {config.optimizer.accumulate} '
+    f'windows a step on {mesh.size} x {mesh.devices.flat[0].device_kind}',
+    f'corpus {data.name}: {data.n_documents} documents, {data.n_tokens:,} tokens, sha256 {data.sha256[:16]}; '
+    f'train {len(splits.train)}, validation {len(splits.validation)}, test {len(splits.test)}',
+  ]
+  if windows.left_out:
+    lines.append(
+      f'{windows.left_out} training documents ({windows.left_out_tokens:,} tokens) are shorter than a window'
+    )
+  lines.append(f'resuming at step {start}' if start else f'{config.steps} steps')
+  return '\n'.join(lines)

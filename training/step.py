@@ -1,0 +1,53 @@
+"""The jitted steps: one update, and one validation batch. The train state is a plain tree, {params, opt}."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from posenc import Positions
+
+
+def make_train_step(
+  graphdef: Any, tx: optax.GradientTransformation, pos: tuple[Positions, ...], dropout_seed: int | None
+) -> Callable[..., tuple[dict, dict]]:
+  """step(state, inputs_ABT, targets_ABT, n) -> state, metrics: update n from A micro-batches.
+
+  Each token weighs the same: sums over micro-batches, one division. Dropout masks are a function of (seed, n); None is
+  no dropout.
+  """
+
+  def batch_nll(params, inputs_BT, targets_BT, key):
+    return nnx.merge(graphdef, params).nll(inputs_BT, targets_BT, pos, key=key).sum()
+
+  def step(state, inputs_ABT, targets_ABT, n):
+    params = state['params']
+    base = None if dropout_seed is None else jax.random.fold_in(jax.random.key(dropout_seed), n)
+
+    def micro(sums, batch):
+      a, inputs_BT, targets_BT = batch
+      key = None if base is None else jax.random.fold_in(base, a)
+      return jax.tree.map(jnp.add, sums, jax.value_and_grad(batch_nll)(params, inputs_BT, targets_BT, key)), None
+
+    count = inputs_ABT.shape[0]
+    zeros = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
+    # One micro-batch runs inline: a loop of one would hide it from the compiler.
+    sums, _ = jax.lax.scan(micro, zeros, (jnp.arange(count), inputs_ABT, targets_ABT), unroll=count == 1)
+    loss, grads = jax.tree.map(lambda x: x / targets_ABT.size, sums)
+    updates, opt = tx.update(grads, state['opt'], params)
+    metrics = {'loss': loss, 'grad_norm': optax.tree.norm(grads)}
+    return {'params': optax.apply_updates(params, updates), 'opt': opt}, metrics
+
+  return jax.jit(step, donate_argnums=0)
+
+
+def make_validate(graphdef: Any) -> Callable[..., jax.Array]:
+  """validate(params, inputs_BT, targets_BT, pos) -> mean NLL of the batch's tokens, nats."""
+
+  def validate(params, inputs_BT, targets_BT, pos):
+    return nnx.merge(graphdef, params).nll(inputs_BT, targets_BT, pos).mean()
+
+  return jax.jit(validate)
