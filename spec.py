@@ -8,7 +8,7 @@ the label of a curve. This module is a leaf: it imports nothing of the project a
 import ast
 import difflib
 import inspect
-import math
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
@@ -33,15 +33,22 @@ def one_of(what: str, value: object, allowed: Iterable[str]) -> str:
 
 def _call(node: ast.expr, text: str) -> Call:
   if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult) and isinstance(node.right, ast.Name):
-    return _call(node.left, text)._replace(at=node.right.id)
+    call = _call(node.left, text)
+    if call.at is not None:
+      raise SpecError(f'{text!r}: expected one @slot after a name or name(key=value, ...)')
+    return call._replace(at=node.right.id)
   if isinstance(node, ast.Name):
     return Call(node.id, {})
   if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
     if node.args:
       raise SpecError(f'{text!r}: arguments are named, as in name(key=value)')
+    names = [k.arg or '**' for k in node.keywords]
+    for name in names:
+      if names.count(name) > 1:
+        raise SpecError(f'{text!r}: {name} is given twice')
     try:
-      return Call(node.func.id, {k.arg or '**': ast.literal_eval(k.value) for k in node.keywords})
-    except ValueError:
+      return Call(node.func.id, {name: ast.literal_eval(k.value) for name, k in zip(names, node.keywords)})
+    except (ValueError, TypeError):
       raise SpecError(f'{text!r}: argument values are literals (numbers, strings, tuples)') from None
   raise SpecError(f'{text!r}: expected name or name(key=value, ...), joined by + where methods are composed')
 
@@ -52,7 +59,7 @@ def parse(text: str) -> list[Call]:
     raise SpecError(f'{text!r}: expected a string such as name(key=value)')
   try:
     node = ast.parse(text.strip(), mode='eval').body
-  except SyntaxError:
+  except (SyntaxError, ValueError, RecursionError, MemoryError):
     raise SpecError(f'{text!r}: expected name or name(key=value, ...)') from None
   terms = []
   while isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
@@ -90,7 +97,9 @@ def check_keywords(what: str, call: Call, allowed: dict[str, Any]) -> None:
       raise SpecError(f'{what} {call.name}: {key} = {value!r}: True or False is allowed')
     if isinstance(default, str) and not isinstance(value, str):
       raise SpecError(f'{what} {call.name}: {key} = {value!r}: a string is allowed')
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(default, int) and number and not isinstance(value, int):
+      raise SpecError(f'{what} {call.name}: {key} = {value!r}: a whole number is allowed')
+    if isinstance(value, (int, float)) and not abs(value) <= sys.float_info.max:
       raise SpecError(f'{what} {call.name}: {key} = {value!r}: a finite number is allowed')
   for key, default in allowed.items():
     if default is inspect.Parameter.empty and key not in call.kwargs:

@@ -152,7 +152,7 @@ def plot(path: pathlib.Path, points: Sequence[Point]) -> None:
   protocols = list(dict.fromkeys(p['protocol'] for p in points))
   several = len({p['scheme'] for p in points}) > 1
   train_len = points[0]['train_length']
-  figure = matplotlib.figure.Figure(figsize=(6.4 * len(protocols), 4.6), layout='constrained')
+  figure = matplotlib.figure.Figure(figsize=(5.2 * len(protocols) + 2.2, 4.4), layout='constrained')
   axes = figure.subplots(1, len(protocols), squeeze=False, sharey=True)[0]
   ok = [p for p in points if p['outcome'] == 'ok']
   if ok:
@@ -175,27 +175,28 @@ def plot(path: pathlib.Path, points: Sequence[Point]) -> None:
       x = np.array([p['length'] for p in shown])
       y = np.array([p['ppl'] if p['outcome'] == 'ok' else np.inf for p in shown])
       dashed = shown[0]['follows_length']
-      name = f'{label} (oracle)' if dashed else label
-      ax.plot(x, np.minimum(y, ceiling), '--' if dashed else '-', marker='o', ms=3, color=colours[label], label=name)
+      ax.plot(x, np.minimum(y, ceiling), '--' if dashed else '-', marker='o', ms=3, color=colours[label], label=label)
       over = y > ceiling
       ax.plot(x[over], np.full(over.sum(), ceiling), '^', ms=7, color=colours[label], clip_on=False)
       band = [p for p in shown if p['outcome'] == 'ok' and p['ci_low'] is not None]
       low, high = (np.minimum([p[k] for p in band], ceiling) for k in ('ci_low', 'ci_high'))
       ax.fill_between([p['length'] for p in band], low, high, color=colours[label], alpha=0.15, lw=0)
     ax.axvline(train_len, color='0.5', lw=1, ls=':')
-    ax.annotate('training length', (train_len, 1), xycoords=('data', 'axes fraction'), xytext=(3, -11),
-                textcoords='offset points', fontsize=8, color='0.4')  # fmt: skip
+    note = ax.text(train_len, ceiling, ' training length', fontsize=8, color='0.4', va='top')
+    note.set_in_layout(False)
     lengths = sorted({p['length'] for p in points})
     ax.set_xscale('log', base=2)
     ax.set_yscale('log', base=2)
     ax.set_xticks(lengths, [f'{n}\n{n / train_len:g}x' for n in lengths], fontsize=8)
-    ticks = np.unique(np.round(np.geomspace(floor, ceiling, 7), 1 if floor < 30 else 0))
+    ticks = [t * 10.0**e for e in range(-1, 4) for t in (1, 1.5, 2, 3, 4, 5, 7) if floor <= t * 10.0**e <= ceiling]
     ax.set_yticks(ticks, [f'{t:g}' for t in ticks])
     ax.minorticks_off()
-    ax.set_ylim(floor * 0.95, ceiling * 1.03)
+    ax.set_ylim(floor * 0.93, ceiling * 1.04)
     ax.set_xlabel('evaluation length, tokens')
     ax.set_title(protocol.replace('_', ' '), fontsize=10)
     ax.grid(alpha=0.25)
   axes[0].set_ylabel('perplexity per token')
-  axes[0].legend(fontsize=8, title='95 % band: t over documents,\nthis checkpoint, not this scheme', title_fontsize=7)
+  title = '95 % band: t over documents,\nthis checkpoint, not this scheme\ndashed: told its length (oracle)'
+  handles, names = axes[0].get_legend_handles_labels()
+  figure.legend(handles, names, loc='outside right upper', fontsize=8, title=title, title_fontsize=7)
   figure.savefig(path, dpi=150)

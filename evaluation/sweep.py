@@ -56,7 +56,7 @@ def sweep(
   """
   # Lengths are the outer loop: a program is compiled, serves every method and protocol, and is not needed again.
   points: dict[tuple, Point] = {}
-  follows = {m: _follows(m, schemes, train_len) for m in methods}
+  follows = {m: posenc.follows_length(m, schemes, train_len) for m in methods}
   first: dict[tuple[str, str], tuple[int, np.ndarray]] = {}
   for length in sorted(lengths):
     scored: dict[tuple[str, str], _Outcome] = {}
@@ -112,13 +112,6 @@ def sweep(
     for length in sorted(lengths):
       for method in methods:
         yield points[protocol, length, method]
-
-
-def _follows(method: str, schemes: Sequence[posenc.PositionScheme], train_len: int) -> bool:
-  try:
-    return posenc.follows_length(method, schemes, train_len)
-  except posenc.Unsupported:
-    return False
 
 
 def _score(scorer, plan, windows, pos, bytes_per_token_V, progress) -> _Outcome:

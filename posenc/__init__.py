@@ -136,12 +136,16 @@ def follows_length(method: str, scheme: PositionScheme | Sequence[PositionScheme
   """Whether the method is told how long its input is: what it does to the same tokens differs between 2x and 4x.
 
   Such a curve is an oracle's, not one deployable model's, and is drawn dashed. Asked of the arrays rather than of the
-  keywords, so that a new method cannot be mislabelled.
+  keywords, so that a new method cannot be mislabelled. A method or scheme without positions there follows nothing.
   """
-  short, long = (positions(method, scheme, train_len, n * train_len) for n in (2, 4))
-  for a, b in zip(jax.tree.leaves(short), jax.tree.leaves(long)):
-    if not np.array_equal(a, b[: len(a)] if a.ndim else b):
-      return True
+  try:
+    once, twice, long = (jax.tree.leaves(positions(method, scheme, train_len, n * train_len)) for n in (1, 2, 4))
+  except Unsupported:
+    return False
+  for short in (once, twice):
+    for a, b in zip(short, long):
+      if not np.array_equal(a, b[: len(a)] if a.ndim else b):
+        return True
   return False
 
 
@@ -149,10 +153,12 @@ def remarks(methods: Sequence[str], schemes: Sequence[PositionScheme], train_len
   """What a reader should know before believing a curve at this training length, one line each."""
   lines = [line for scheme in schemes for line in scheme.remarks()]
   for call in (call for method in methods for call in check_method(method)):
-    beta_fast = {**keywords(METHODS[call.name]), **call.kwargs}.get('beta_fast')
+    arguments = {**keywords(METHODS[call.name]), **call.kwargs}
+    beta_fast = arguments.get('beta_fast')
     if beta_fast is not None and any(s.rot for s in schemes) and train_len / (2 * np.pi) < beta_fast:
       lines.append(
         f'{call.name}: no frequency pair makes beta_fast = {beta_fast:g} turns within {train_len} tokens '
-        f'(at most {train_len / (2 * np.pi):.1f}); the ramp then starts at pair 0'
+        f'(at most {train_len / (2 * np.pi):.1f}); '
+        + ('the ramp then starts at pair 0' if arguments['ramp'] == 'index' else 'every pair is then interpolated')
       )
   return list(dict.fromkeys(lines))

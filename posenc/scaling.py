@@ -185,6 +185,8 @@ def logn(pos, scheme, train_len, eval_len) -> Writes:
 
   On q.k alone, never on an additive bias, and per query: nothing changes within the training length.
   """
+  if train_len < 2:
+    raise Unsupported(f'logn divides by the logarithm of the training length, {train_len}')
   i = np.arange(eval_len)
   return {'logit_scale_T': np.maximum(1.0, np.log(i + 1) / np.log(train_len))}
 

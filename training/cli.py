@@ -36,24 +36,25 @@ def fail(message: str, code: int = 2) -> None:
   sys.exit(code)
 
 
+def guard(main: Callable[[], int | None]) -> None:
+  """Calls `main` and exits with its return value, or with one line where the user's input or disk is at fault."""
+  try:
+    code = main()
+  except SpecError as error:
+    fail(_one_line(error))
+  except Stopped as error:
+    fail(_one_line(error), 1)
+  except OSError as error:
+    # A path that cannot be read or written is the user's business; without a file name it is ours: traceback.
+    if error.filename is None:
+      raise
+    fail(f'{error.filename}: {error.strerror}')
+  else:
+    sys.exit(code or 0)
+
+
 def run(main: Callable[[], int | None]) -> None:
-  """Parses the flags and calls `main`; its return value is the exit code."""
-
-  def guarded(_: list[str]) -> None:
-    try:
-      code = main()
-    except SpecError as error:
-      fail(_one_line(error))
-    except Stopped as error:
-      fail(_one_line(error), 1)
-    except OSError as error:
-      # A path that cannot be read or written is the user's business; without a file name it is ours: traceback.
-      if error.filename is None:
-        raise
-      fail(f'{error.filename}: {error.strerror}')
-    else:
-      sys.exit(code or 0)
-
+  """`guard` for a program with absl flags."""
   logging.set_verbosity(logging.WARNING)  # orbax tells of every save in thirty lines
   start_jax()  # before the flags: a config builds its schemes to check them
-  app.run(guarded, flags_parser=_parse)
+  app.run(lambda _: guard(main), flags_parser=_parse)
