@@ -177,7 +177,8 @@ def plot(path: pathlib.Path, points: Sequence[Point]) -> None:
       dashed = shown[0]['follows_length']
       ax.plot(x, np.minimum(y, ceiling), '--' if dashed else '-', marker='o', ms=3, color=colours[label], label=label)
       over = y > ceiling
-      ax.plot(x[over], np.full(over.sum(), ceiling), '^', ms=7, color=colours[label], clip_on=False)
+      if over.any():  # an empty unclipped line has an infinite box, which breaks the layout
+        ax.plot(x[over], np.full(over.sum(), ceiling), '^', ms=7, color=colours[label], clip_on=False)
       band = [p for p in shown if p['outcome'] == 'ok' and p['ci_low'] is not None]
       low, high = (np.minimum([p[k] for p in band], ceiling) for k in ('ci_low', 'ci_high'))
       ax.fill_between([p['length'] for p in band], low, high, color=colours[label], alpha=0.15, lw=0)
