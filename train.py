@@ -26,8 +26,10 @@ from training.optimizer import decay_mask, make_optimizer, schedule
 from training.step import make_train_step, make_validate
 
 CONFIG = config_flags.DEFINE_config_file('config', None, 'The recipe.', lock_config=True)
-WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of this run: config.json, checkpoints/, tensorboard/.')
-flags.mark_flags_as_required(['config', 'workdir'])
+WORKDIR = flags.DEFINE_string(
+  'workdir', None, 'Folder of this run: config.json, checkpoints/, tensorboard/.', required=True
+)
+flags.mark_flag_as_required('config')
 
 
 def main() -> int:

@@ -121,7 +121,7 @@ def default() -> ml_collections.ConfigDict:
 
   Not type-safe itself: `posenc` is a string or a tuple of strings, and `Config.from_dict` checks every type anyway.
   """
-  values = dataclasses.asdict(Config())
+  values: dict[str, Any] = dataclasses.asdict(Config())
   values['posenc'] = values['posenc'][0]  # so that the command line can say --config.posenc=alibi
   return ml_collections.ConfigDict(values, type_safe=False)
 

@@ -36,11 +36,13 @@ class EvalConfig:
     for multiple in self.multiples:
       if not 0 < multiple < np.inf:
         raise ValueError(f'multiples = {self.multiples}: finite numbers above 0 are allowed')
-    if len(set(self.multiples)) != len(self.multiples):
-      raise ValueError(f'multiples = {self.multiples}: each length once is allowed')
     for protocol in self.protocols:
       if protocol not in PROTOCOLS:
         raise ValueError(one_of('protocols', protocol, PROTOCOLS))
+    for field in ('multiples', 'protocols'):
+      values = getattr(self, field)
+      if not values or len(set(values)) != len(values):
+        raise ValueError(f'{field} = {values}: at least one, and each once, is allowed')
     for field in ('spans', 'batch_tokens'):
       if getattr(self, field) < 1:
         raise ValueError(f'{field} = {getattr(self, field)}: a whole number of at least 1 is allowed')
@@ -102,12 +104,13 @@ class Plan:
   def windows(self, protocol: str, length: int) -> list[Window]:
     if protocol not in PROTOCOLS:
       raise SpecError(one_of('protocol', protocol, PROTOCOLS))
+    if not self.targets < length <= self.longest:
+      raise SpecError(f'length = {length}: {self.targets + 1} to {self.longest} tokens are allowed')
     return PROTOCOLS[protocol](self, length)
 
   def contexts(self, protocol: str, length: int) -> tuple[int, int]:
-    """Fewest and most tokens, BOS included, that stand before a scored token's own position, plus that position."""
-    scored = min(length, self.windows(protocol, length)[0].scored)
-    return length - scored + 1, length
+    """Fewest and most input tokens, BOS included, that a scored token is predicted from."""
+    return length - self.windows(protocol, length)[0].scored + 1, length
 
   def tokens(self, windows: Sequence[Window]) -> tuple[np.ndarray, np.ndarray]:
     """(inputs, targets), each int32[len(windows), length]."""

@@ -66,7 +66,7 @@ def sweep(
         pos = posenc.positions(method, schemes, train_len, length)
         key, reason = positions_hash(pos), None
       except posenc.Unsupported as unsupported:
-        pos, key, reason = None, None, str(unsupported)
+        pos, key, reason = None, '', str(unsupported)
       for protocol in plan.cfg.protocols:
         windows = plan.windows(protocol, length)
         size = len(windows) * length
@@ -84,7 +84,7 @@ def sweep(
           'context_min': low,
           'context_max': high,
           'targets_hash': plan.targets_hash,
-          'positions_hash': key,
+          'positions_hash': key or None,
           **facts,
         }
         points[protocol, length, method] = point

@@ -5,6 +5,7 @@ Axis letters, used as name suffixes everywhere: `B` batch, `T` length, `N` query
 `s` = a tile of queries, a tile of keys.
 """
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -177,7 +178,7 @@ def attend_tiles(
     if running is None:
       init = start_running(scheme, q_i, head_dim)
     else:
-      init = Running(*_tile(running[:3], i * tile, tile, 2), _tile(running.carry, i * tile, tile, 2))
+      init = _tile(running, i * tile, tile, 2)
 
     def add(step, seen: Running) -> Running:
       s = walk.tile(step) * tile
@@ -337,7 +338,7 @@ def attend(
   q, k = turned(pos, pos)
   q_far, k_far, far_q, far_k, threshold = (), (), (), (), ()
   if pos.far is not None:
-    q_far, k_far = turned(pos.replace(at_T=pos.far.at_q_T), pos.replace(at_T=pos.far.at_k_T))
+    q_far, k_far = turned(dataclasses.replace(pos, at_T=pos.far.at_q_T), dataclasses.replace(pos, at_T=pos.far.at_k_T))
     far_q, far_k, threshold = padded(pos.far.at_q_T, 0), padded(pos.far.at_k_T, 0), pos.far.threshold
     if jax.tree.leaves(scheme.init_carry(q_BTNH[:, :1])):
       raise ValueError(f'{type(scheme).__name__} runs a carry along the row, which a second position map would split')

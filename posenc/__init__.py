@@ -7,7 +7,9 @@ A scaling method builds a `Positions`; a scheme reads a `Positions`. A new schem
 new method one function and one line in METHODS (`posenc/scaling.py`).
 """
 
+import dataclasses
 from collections.abc import Sequence
+from typing import overload
 
 import jax
 import jax.numpy as jnp
@@ -82,6 +84,16 @@ def _plain(scheme: PositionScheme, eval_len: int) -> Positions:
   )
 
 
+@overload
+def positions(method: str, scheme: PositionScheme, train_len: int, eval_len: int) -> Positions: ...
+
+
+@overload
+def positions(
+  method: str, scheme: Sequence[PositionScheme], train_len: int, eval_len: int
+) -> tuple[Positions, ...]: ...
+
+
 def positions(
   method: str, scheme: PositionScheme | Sequence[PositionScheme], train_len: int, eval_len: int
 ) -> Positions | tuple[Positions, ...]:
@@ -125,7 +137,7 @@ def positions(
           raise SpecError(f'method {method!r}: {writers[i][field]} and {call.name} both write {field}')
         else:
           writers[i][field] = call.name
-      out[i] = out[i].replace(**writes)
+      out[i] = dataclasses.replace(out[i], **writes)
     if not used:
       raise Unsupported(f'{call.name}: ' + '; '.join(dict.fromkeys(reasons)))
   cast = [jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float32)), pos) for pos in out]

@@ -74,6 +74,7 @@ class PositionScheme(nnx.Module):
   trained. Constants are therefore properties.
   """
 
+  name = 'nope'  # its key in SCHEMES; `posenc.build` sets it
   rot = 0  # rotary width: channels of a head that are rotated
   base = 0.0  # frequency base, where there is one
   max_len: int | None = None  # longest length with defined positions; None: any

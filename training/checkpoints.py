@@ -21,15 +21,15 @@ class Checkpoints:
     self._directory = pathlib.Path(workdir).absolute() / 'checkpoints'  # orbax refuses a relative path, but only late
     if keep is None and not self._directory.is_dir():
       raise SpecError(f'workdir = {str(workdir)!r}: holds no checkpoints; train there first')
-    policy = None if keep is None else ocp.training.preservation_policies.LatestN(n=keep)
+    policy: Any = None if keep is None else ocp.training.preservation_policies.LatestN(n=keep)
     self._orbax = ocp.training.Checkpointer(
-      self._directory, preservation_policy=policy, cleanup_tmp_directories=keep is not None
+      str(self._directory), preservation_policy=policy, cleanup_tmp_directories=keep is not None
     )
     self._saving: Any = None
 
   @property
   def steps(self) -> list[int]:
-    return sorted(int(c.step) for c in self._orbax.checkpoints)
+    return sorted(c.step for c in self._orbax.checkpoints)
 
   @property
   def latest(self) -> int | None:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from absl import app, flags, logging
 
@@ -31,7 +32,7 @@ def _one_line(error: BaseException) -> str:
   return ' '.join(text.split()) or type(error).__name__
 
 
-def fail(message: str, code: int = 2) -> None:
+def fail(message: str, code: int = 2) -> NoReturn:
   print(f'error: {message}', file=sys.stderr, flush=True)
   sys.exit(code)
 

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import optax
@@ -38,7 +40,7 @@ class OptimizerConfig:
       raise ValueError(f'accumulate = {self.accumulate}: a whole number of at least 1 is allowed')
 
 
-def schedule(cfg: OptimizerConfig, steps: int) -> optax.Schedule:
+def schedule(cfg: OptimizerConfig, steps: int) -> Callable[[Any], Any]:
   """Learning rate of update 0, 1, ...; the first is already above 0, so no update is wasted."""
   warmup = min(cfg.warmup_steps, steps)
   return optax.warmup_cosine_decay_schedule(
