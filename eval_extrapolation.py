@@ -6,6 +6,7 @@ Writes workdir/extrapolation/: curve.jsonl, curve.csv, curve.png and event files
 """
 
 import pathlib
+from typing import Any
 
 import jax
 import tqdm
@@ -39,12 +40,12 @@ def main() -> int:
   if METHOD.value:
     asked['methods'] = tuple(METHOD.value)
   if MULTIPLES.value:
-    asked['eval']['multiples'] = tuple(_number(text) for text in MULTIPLES.value)
+    asked['eval']['multiples'] = tuple(_number('multiples', text) for text in MULTIPLES.value)
   config = Config.from_dict(asked)  # checked like any config
   methods = ('none', *(m for m in config.methods if m != 'none'))  # what every method is compared with
   lengths = [int(m * config.train_len) for m in config.eval.multiples]
   checkpoints = Checkpoints(workdir)
-  step = checkpoints.latest if CHECKPOINT.value == 'latest' else int(_number(CHECKPOINT.value))
+  step = checkpoints.latest if CHECKPOINT.value == 'latest' else _number('checkpoint', CHECKPOINT.value, int)
   if step is None:
     raise SpecError(f'workdir = {str(workdir)!r}: holds no checkpoint yet')
   report.check_writable(workdir / 'extrapolation')
@@ -120,11 +121,12 @@ def main() -> int:
   return 0
 
 
-def _number(text: str) -> float:
+def _number(flag: str, text: str, kind: type = float) -> Any:
   try:
-    return float(text)
+    return kind(text)
   except ValueError:
-    raise SpecError(f'{text!r}: a number is allowed') from None
+    allowed = 'a whole number, or latest,' if kind is int else 'a number'
+    raise SpecError(f'--{flag}: {text!r}: {allowed} is allowed') from None
 
 
 if __name__ == '__main__':

@@ -33,7 +33,7 @@ flags.mark_flag_as_required('config')
 
 
 def main() -> int:
-  # ---- config: everything that can be wrong is wrong here, before anything is compiled
+  # ---- config and data: everything that can be wrong is wrong here, before anything is compiled or written
   config = Config.from_dict(CONFIG.value.to_dict())
   workdir = pathlib.Path(WORKDIR.value).absolute()
   data = load_data(
@@ -41,6 +41,20 @@ def main() -> int:
     train_len=config.train_len,
     min_test_tokens=config.eval.min_test_tokens(config.train_len, config.max_multiple),
   )
+  cut_as = {'bos': config.data.bos, 'bos_id': data.tokenizer.bos}
+  windows = TrainWindows(data.splits.train, config.train_len, **cut_as, seed=config.seed)
+  slots = [config.build_scheme(text) for text in config.posenc]
+  remarks = posenc.remarks((), slots, config.train_len)
+  train_pos = posenc.positions('none', slots, config.train_len, config.train_len)
+  held_out = {}
+  for multiple in config.log.validate_multiples:
+    length = int(multiple * config.train_len)
+    try:
+      pos = posenc.positions('none', slots, config.train_len, length)
+    except posenc.Unsupported as reason:
+      remarks.append(f'no validation at {multiple:g}x: {reason}')
+    else:
+      held_out[multiple] = (TrainWindows(data.splits.validation, length, **cut_as, seed=0), pos)
   provenance.claim(workdir, config)
   checkpoints = Checkpoints(workdir, keep=config.log.keep)
   start = checkpoints.latest or 0
@@ -66,18 +80,9 @@ def main() -> int:
   else:
     state = jax.jit(init, out_shardings=whole(mesh))()
 
-  # ---- data and steps
-  cut_as = {'bos': config.data.bos, 'bos_id': data.tokenizer.bos}
-  windows = TrainWindows(data.splits.train, config.train_len, **cut_as, seed=config.seed)
-  slots = [config.build_scheme(text) for text in config.posenc]
-  lengths = {multiple: int(multiple * config.train_len) for multiple in (1.0, *config.log.validate_multiples)}
-  held_out = {
-    m: TrainWindows(data.splits.validation, lengths[m], **cut_as, seed=0) for m in config.log.validate_multiples
-  }
-  positions = {
-    m: jax.device_put(posenc.positions('none', slots, config.train_len, n), whole(mesh)) for m, n in lengths.items()
-  }
-  train_step = make_train_step(graphdef, tx, positions[1.0], config.seed if config.model.dropout else None)
+  # ---- steps
+  train_pos = jax.device_put(train_pos, whole(mesh))
+  train_step = make_train_step(graphdef, tx, train_pos, config.seed if config.model.dropout else None)
   validate_step = make_validate(graphdef)
   lr = schedule(config.optimizer, config.steps)
   tokens_per_step = config.optimizer.accumulate * config.batch * config.train_len
@@ -92,7 +97,7 @@ def main() -> int:
   # ---- what the run says
   log = RunLog(str(workdir / 'tensorboard' / 'train'), start=start, total=config.steps)
   log.say(provenance.describe(config, data, windows, shapes, mesh, start))
-  for remark in posenc.remarks((), slots, config.train_len):
+  for remark in remarks:
     log.say(f'note: {remark}')
 
   def report(step, metrics, n_bytes):
@@ -111,8 +116,11 @@ def main() -> int:
     log.line(step, f'loss {metrics["loss"]:.4f}  {metrics["tokens_per_second"]:.0f} tokens/s')
 
   def validate(step):
-    for multiple, source in held_out.items():
-      nll = float(validate_step(state['params'], *source.batch(0, config.log.validation_windows), positions[multiple]))
+    for multiple, (source, pos) in held_out.items():
+      batch = source.batch(0, config.log.validation_windows)
+      nll = float(validate_step(state['params'], *batch, jax.device_put(pos, whole(mesh))))
+      if multiple <= 1 and not math.isfinite(nll):  # beyond, it is a finding about the scheme
+        raise cli.Stopped(f'validation nll = {nll} at step {step}; last checkpoint: {checkpoints.latest or "none"}')
       ppl = math.exp(min(nll, 700.0))  # e**709 is the last float
       log.scalars(step, {f'validation/ppl_{multiple:g}x': ppl, f'validation/nll_{multiple:g}x': nll})
       log.say(f'step {step}: validation perplexity {ppl:.4f} at {multiple:g}x')
@@ -121,8 +129,8 @@ def main() -> int:
   stop: list[int] = []
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, lambda received, _: stop.append(received))
-  done, pending = start, None
-  while done < config.steps and not stop:
+  done, pending, stopping = start, None, False
+  while done < config.steps and not stopping:
     batch, n_bytes = batch_at(done)
     state, metrics = train_step(state, *batch, done)
     done += 1
@@ -130,13 +138,13 @@ def main() -> int:
       report(*pending)
     pending = (done, metrics, n_bytes)
     log.update()
-    finished = done == config.steps
-    if finished or stop or done % config.log.checkpoint_every == 0 or done % config.log.validate_every == 0:
+    finished, stopping = done == config.steps, bool(stop)  # read once: a signal may come between any two lines
+    if finished or stopping or done % config.log.checkpoint_every == 0 or done % config.log.validate_every == 0:
       report(*pending)  # nothing is saved or validated before its numbers have been looked at
       pending = None
     if finished or done % config.log.validate_every == 0:
       validate(done)
-    if finished or stop or done % config.log.checkpoint_every == 0:
+    if finished or stopping or done % config.log.checkpoint_every == 0:
       checkpoints.save(done, state)
   checkpoints.close()
   log.close()

@@ -11,7 +11,7 @@ PREDICTED, before the first full run, of the fixed-target curves (one seed: a st
 `python -m scripts.quickstart_claims runs/quickstart` prints what became of them.
 
 Why so small: at 32x a window costs as much as 32 training windows and is quadratic in attention; 160 of them per method
-are most of the ten minutes. Why 3e-3: the usual 1e-3 leaves a model of this size short of its 1x in the steps there are.
+are most of the ten minutes.
 """
 
 from configs import schema

@@ -7,7 +7,8 @@ names the field, the value and what is allowed, and comes before anything is com
 import ast
 import contextlib
 import dataclasses
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ml_collections
@@ -37,8 +38,8 @@ class LogConfig:
     for field in ('every', 'validate_every', 'validation_windows', 'checkpoint_every', 'keep'):
       if getattr(self, field) < 1:
         raise ValueError(f'{field} = {getattr(self, field)}: a whole number of at least 1 is allowed')
-    if any(m <= 0 for m in self.validate_multiples):
-      raise ValueError(f'validate_multiples = {self.validate_multiples}: numbers above 0 are allowed')
+    if not all(0 < m < math.inf for m in self.validate_multiples):
+      raise ValueError(f'validate_multiples = {self.validate_multiples}: finite numbers above 0 are allowed')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,34 +68,37 @@ class Config:
     for field in ('train_len', 'max_multiple', 'steps', 'batch'):
       if getattr(self, field) < 1:
         raise ValueError(f'{field} = {getattr(self, field)}: a whole number of at least 1 is allowed')
-    if self.seed < 0:
-      raise ValueError(f'seed = {self.seed}: a whole number of at least 0 is allowed')
+    if not 0 <= self.seed < 2**32:
+      raise ValueError(f'seed = {self.seed}: a whole number from 0 to 2**32 - 1 is allowed')
     if not self.posenc:
       raise ValueError('posenc = (): at least one scheme is allowed')
-    for method in self.methods:
-      posenc.check_method(method)
+    with _naming('methods'):
+      for method in self.methods:
+        posenc.check_method(method)
     if self.model.layers % len(self.posenc):
       raise ValueError(
         f'model.layers = {self.model.layers}: a multiple of the {len(self.posenc)} slots of posenc = {self.posenc} '
         'is allowed'
       )
-    slots = [self.build_scheme(text) for text in self.posenc]
+    with _naming('posenc'):
+      slots = [self.build_scheme(text) for text in self.posenc]
     for method in self.methods:
       # Unsupported is no error: the sweep records it as the outcome of the method's points.
-      with contextlib.suppress(posenc.Unsupported):
+      with _naming('methods'), contextlib.suppress(posenc.Unsupported):
         posenc.positions(method, slots, self.train_len, self.train_len)
     targets = self.eval.targets(self.train_len)
-    for multiple in (*self.eval.multiples, *self.log.validate_multiples):
+    fields = {'eval.multiples': self.eval.multiples, 'log.validate_multiples': self.log.validate_multiples}
+    for field, multiple in ((field, multiple) for field, multiples in fields.items() for multiple in multiples):
       length = multiple * self.train_len
       if length != int(length):
-        raise ValueError(f'multiples: {multiple} x train_len = {self.train_len} is no whole number of tokens')
+        raise ValueError(f'{field}: {multiple} x train_len = {self.train_len}: a whole number of tokens is allowed')
       if multiple > self.max_multiple:
-        raise ValueError(f'multiples: {multiple} exceeds max_multiple = {self.max_multiple}')
+        raise ValueError(f'{field}: {multiple}: at most max_multiple = {self.max_multiple} is allowed')
     for multiple in self.eval.multiples:
       if multiple * self.train_len <= targets:
         raise ValueError(
-          f'eval.multiples: {multiple} x train_len = {multiple * self.train_len:g} tokens, not longer than the '
-          f'{targets} targets that every window scores'
+          f'eval.multiples: {multiple} x train_len = {multiple * self.train_len:g} tokens: more than the {targets} '
+          'targets that every window scores is allowed'
         )
 
   def build_scheme(self, text: str) -> PositionScheme:
@@ -114,6 +118,15 @@ class Config:
   @classmethod
   def from_dict(cls, values: Mapping[str, Any]) -> 'Config':
     return _convert(cls, values, 'config')
+
+
+@contextlib.contextmanager
+def _naming(field: str) -> Iterator[None]:
+  """Errors in a scheme or method string say which field of the config holds it."""
+  try:
+    yield
+  except SpecError as error:
+    raise SpecError(f'{field}: {error}') from None
 
 
 def default() -> ml_collections.ConfigDict:
@@ -164,9 +177,10 @@ def _strings(name: str, value: str) -> tuple[str, ...]:
   """'rope' is one string; "('rope', 'nope')", as the command line hands it over, is two."""
   if not value.startswith(('(', '[')):
     return (value,)
-  try:
-    return tuple(ast.literal_eval(value))
-  except (ValueError, SyntaxError):
-    raise SpecError(
-      f"{name} = {value!r}: a string, or a tuple of strings such as ('rope', 'nope'), is allowed"
-    ) from None
+  with contextlib.suppress(ValueError, SyntaxError):
+    parsed = ast.literal_eval(value)
+    if isinstance(parsed, (tuple, list)):
+      return tuple(parsed)
+    if isinstance(parsed, str):  # "('rope')": parentheses alone make no tuple
+      return (parsed,)
+  raise SpecError(f"{name} = {value!r}: a string, or a tuple of strings such as ('rope', 'nope'), is allowed")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tensorboardX import SummaryWriter
 
-from evaluation.sweep import Point
+from evaluation.sweep import Point, exp
 
 # A point's identity: a second sweep replaces what it measures again and leaves the rest.
 KEY = ('protocol', 'length', 'method', 'checkpoint_step', 'targets_hash')
@@ -27,6 +27,8 @@ def _plain(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
+  if isinstance(value, list):
+    return [_number(v) for v in value]
   return float(value) if value in ('inf', '-inf', 'nan') else value
 
 
@@ -37,7 +39,7 @@ def to_line(point: Point) -> str:
 def read_curve(path: pathlib.Path) -> list[Point]:
   """The points of a curve.jsonl; non-finite numbers are floats again."""
   points = [json.loads(line) for line in path.read_text().splitlines() if line]
-  return [{k: _number(v) if isinstance(v, str) and k != 'method' else v for k, v in p.items()} for p in points]
+  return [{k: _number(v) for k, v in p.items()} for p in points]
 
 
 def check_writable(directory: pathlib.Path) -> None:
@@ -49,12 +51,15 @@ def check_writable(directory: pathlib.Path) -> None:
 
 
 def merge(old: Sequence[Point], new: Sequence[Point]) -> list[Point]:
-  """`old` with what `new` measured again replaced, sorted; points of another checkpoint or target set stay."""
+  """`old` with what `new` measured again replaced; points of another checkpoint or target set stay.
+
+  Sorted by what a point is, not by when it was measured: a sweep made again leaves the same bytes.
+  """
   merged = {tuple(p[k] for k in KEY): p for p in (*old, *new)}
-  methods = list(dict.fromkeys(p['method'] for p in (*old, *new)))
 
   def order(p):
-    return p['checkpoint_step'], p['targets_hash'], p['protocol'], p['length'], methods.index(p['method'])
+    method = p['method']
+    return p['checkpoint_step'], p['targets_hash'], p['protocol'], p['length'], method != 'none', method
 
   return sorted(merged.values(), key=order)
 
@@ -95,12 +100,13 @@ def write_csv(path: pathlib.Path, points: Sequence[Point]) -> None:
 def write_events(directory: pathlib.Path, points: Sequence[Point]) -> None:
   """One TensorBoard run per (scheme, method), step = length in rising order: a step back hides what came before.
 
-  A run's earlier event files are replaced, or the server would see the lengths start over.
+  Earlier event files are replaced, or the server would see the lengths start over, and runs of another checkpoint
+  among these.
   """
+  for stale in (directory / 'tensorboard').glob('*/events.out.tfevents.*'):
+    stale.unlink()
   for method in dict.fromkeys(p['method'] for p in points):
     run = directory / 'tensorboard' / f'{points[0]["scheme"]} {method}'.replace('/', '_')
-    for stale in run.glob('events.out.tfevents.*'):
-      stale.unlink()
     with SummaryWriter(str(run)) as writer:
       for point in sorted((p for p in points if p['method'] == method), key=lambda p: p['length']):
         if point['outcome'] != 'unsupported':
@@ -125,7 +131,7 @@ def table(points: Sequence[Point], protocol: str = 'fixed_targets') -> str:
     cells = [_cell(at.get((label, length))) for length in lengths]
     one = at.get((label, rows[0]['train_length']))
     difference = one.get('vs_none') if one else None
-    body.append([label, *cells, f'{100 * (math.exp(difference) - 1):+.1f} %' if difference else ''])
+    body.append([label, *cells, f'{100 * (exp(difference) - 1):+.1f} %' if difference else ''])
   widths = [max(len(row[i]) for row in (head, *body)) for i in range(len(head))]
   line = lambda row: '  '.join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths)))  # noqa: E731
   return '\n'.join([line(head), *(line(row) for row in body)])

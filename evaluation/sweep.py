@@ -54,11 +54,12 @@ def sweep(
   'none' comes first: methods are compared with it, document by document. Two methods that make the same arrays at a
   length (yarn and yarn(factor=8) at 8x, everything that follows the length at 1x) are scored once.
   """
-  # Lengths are the outer loop: a program is compiled, serves every method and protocol, and is not needed again.
+  # Lengths are the outer loop: a program is compiled, serves every method and protocol, and is not needed again. 1x is
+  # first, because shorter lengths are compared with it too.
   points: dict[tuple, Point] = {}
   follows = {m: posenc.follows_length(m, schemes, train_len) for m in methods}
-  first: dict[tuple[str, str], tuple[int, np.ndarray]] = {}
-  for length in sorted(lengths):
+  first: dict[tuple[str, str], np.ndarray] = {}
+  for length in sorted(lengths, key=lambda n: (n != train_len, n)):
     scored: dict[tuple[str, str], _Outcome] = {}
     none: dict[str, np.ndarray] = {}
     for method in methods:
@@ -101,13 +102,13 @@ def sweep(
         if method == 'none':
           none[protocol] = outcome.nll_D
         if protocol in none:
-          point |= _difference('vs_none', outcome.nll_D - none[protocol])
+          point |= _difference('vs_none', outcome.nll_D, none[protocol])
         if protocol == 'fixed_targets':
           # The same targets at every length, so a method's rise over its own 1x pairs by document too.
           if length == train_len:
-            first[method, protocol] = (length, outcome.nll_D)
+            first[method, protocol] = outcome.nll_D
           if (method, protocol) in first:
-            point |= _difference('vs_1x', outcome.nll_D - first[method, protocol][1])
+            point |= _difference('vs_1x', outcome.nll_D, first[method, protocol])
   for protocol in plan.cfg.protocols:
     for length in sorted(lengths):
       for method in methods:
@@ -128,23 +129,28 @@ def _score(scorer, plan, windows, pos, bytes_per_token_V, progress) -> _Outcome:
 def _numbers(outcome: _Outcome) -> Point:
   # Every document has equally many targets, so the mean over documents is the mean over tokens.
   mean, low, high = t_interval(outcome.nll_D)
+  if low is not None:
+    interval = 't over documents, this checkpoint'
+  else:
+    interval = 'none: fewer than 12 documents' if math.isfinite(mean) else 'none: diverged'
   return {
-    'outcome': 'ok' if math.isfinite(mean) else 'diverged',
+    'outcome': 'ok' if math.isfinite(exp(mean)) else 'diverged',
     'nll': mean,
     'ppl': exp(mean),
     'bits_per_byte': mean * outcome.tokens / (outcome.bytes * math.log(2)),
     'ci_low': None if low is None else exp(low),
     'ci_high': None if high is None else exp(high),
-    'interval': 't over documents, this checkpoint' if low is not None else 'none: fewer than 12 documents',
+    'interval': interval,
     'tokens': outcome.tokens,
     'documents': len(outcome.nll_D),
     'nll_documents': [float(x) for x in outcome.nll_D],
   }
 
 
-def _difference(name: str, nll_D: np.ndarray) -> Point:
-  """A paired difference in nats: positive is worse."""
-  mean, low, high = t_interval(nll_D)
+def _difference(name: str, nll_D: np.ndarray, reference_D: np.ndarray) -> Point:
+  """A paired difference in nats: positive is worse. NaN where both have diverged."""
+  with np.errstate(invalid='ignore'):
+    mean, low, high = t_interval(nll_D - reference_D)
   return {name: mean, f'{name}_low': low, f'{name}_high': high}
 
 

@@ -23,7 +23,7 @@ class Side(NamedTuple):
   """What the tiles read of the queries, or of the keys: arrays whose `axis` below is the length."""
 
   x: jax.Array  # queries [B, K, G, T, R], keys [B, K, T, R]
-  far: Any  # the same seen from the second position map, or ()
+  far: Any  # the same seen from the second position map, or None
   state: Any  # the scheme's numbers per token, a tree of [B, T, E]
 
 
@@ -32,13 +32,13 @@ class Where(NamedTuple):
 
   token_T: jax.Array  # i32: index in the window, what masks count in
   at_T: jax.Array
-  far_T: Any  # positions of the second map, or ()
+  far_T: Any  # positions of the second map, or None
 
 
 class Masks(NamedTuple):
   window: jax.Array
   sinks: jax.Array
-  threshold: Any  # or ()
+  threshold: Any  # or None
 
 
 def _tile(tree: Any, start: jax.Array, size: int, axis: int) -> Any:
@@ -72,7 +72,7 @@ def _logits(scheme: PositionScheme, q: Side, k: Side, at_q: Where, at_k: Where, 
     return scheme.score(logits_BNts, q_BtNR, k_BsKR, at_t, at_s, q.state, k.state, carry)
 
   logits_BNts, new_carry = scored(q.x, k.x, at_q.at_T, at_k.at_T)
-  if masks.threshold != ():
+  if masks.threshold is not None:
     far_BNts, _ = scored(q.far, k.far, at_q.far_T, at_k.far_T)
     logits_BNts = jnp.where(back_ts < masks.threshold, logits_BNts, far_BNts)
   return jnp.where(visible_ts, logits_BNts, MASKED), new_carry
@@ -336,7 +336,7 @@ def attend(
     return jnp.pad(x, widths, mode='edge')
 
   q, k = turned(pos, pos)
-  q_far, k_far, far_q, far_k, threshold = (), (), (), (), ()
+  q_far = k_far = far_q = far_k = threshold = None
   if pos.far is not None:
     q_far, k_far = turned(dataclasses.replace(pos, at_T=pos.far.at_q_T), dataclasses.replace(pos, at_T=pos.far.at_k_T))
     far_q, far_k, threshold = padded(pos.far.at_q_T, 0), padded(pos.far.at_k_T, 0), pos.far.threshold

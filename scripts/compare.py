@@ -29,10 +29,16 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--out', type=pathlib.Path, required=True)
   args = parser.parse_args(argv)
   curves = {workdir: latest_points(workdir) for workdir in args.workdirs}
-  hashes = {points[0]['targets_hash']: workdir for workdir, points in curves.items()}
+  hashes = {p['targets_hash']: workdir for workdir, points in curves.items() for p in points}
   if len(hashes) > 1:
     raise SpecError(f'{" and ".join(map(str, hashes.values()))} score different targets: {", ".join(hashes)}')
-  points = [p for curve in curves.values() for p in curve]
+  schemes = [points[0]['scheme'] for points in curves.values()]
+  points = [
+    # Two runs of one scheme, of two seeds say, are told apart by their folders.
+    {**p, 'scheme': f'{p["scheme"]} {workdir}'} if schemes.count(p['scheme']) > 1 else p
+    for workdir, curve in curves.items()
+    for p in curve
+  ]
   args.out.mkdir(parents=True, exist_ok=True)
   report.plot(args.out / 'curve.png', points)
   report.write_csv(args.out / 'curve.csv', points)

@@ -29,6 +29,8 @@ class Checkpoints:
 
   @property
   def steps(self) -> list[int]:
+    """Complete ones, rising; one that is still being written is waited for."""
+    self.wait()
     return sorted(c.step for c in self._orbax.checkpoints)
 
   @property

@@ -17,6 +17,8 @@ class Stopped(Exception):
 def _parse(argv: Sequence[str]) -> list[str]:
   try:
     rest = flags.FLAGS(argv)
+    if 'config' in flags.FLAGS:
+      flags.FLAGS.config.to_dict()  # config_flags keeps the error of a file that it cannot load until it is used
   # ml_collections raises AttributeError for a misspelt key and TypeError for a wrong type, absl its own for the rest.
   except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError, SyntaxError) as error:
     fail(_one_line(error))
@@ -26,9 +28,13 @@ def _parse(argv: Sequence[str]) -> list[str]:
 
 
 def _one_line(error: BaseException) -> str:
-  text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-  if 'Traceback' in text:  # config_flags wraps what a config file raised; its last line says what was wrong
-    text = text.strip().splitlines()[-1]
+  text = str(error)
+  if isinstance(error, AttributeError) and error.args and isinstance(error.args[0], KeyError):
+    text = f'config: {error.args[0].args[0]}'  # a misspelt key: config_flags wraps the error that has the suggestion
+  elif isinstance(error, KeyError):
+    text = f'KeyError: {text}'
+  elif 'Traceback' in text or 'earlier failure to load' in text:
+    text = text.strip().splitlines()[-1]  # config_flags wraps what loading a config file raised; the end says what
   return ' '.join(text.split()) or type(error).__name__
 
 

@@ -29,9 +29,11 @@ class OptimizerConfig:
     for field in ('learning_rate', 'final_fraction', 'b1', 'b2', 'weight_decay', 'clip_norm'):
       if not 0 <= getattr(self, field) < math.inf:
         raise ValueError(f'{field} = {getattr(self, field)}: a finite number of at least 0 is allowed')
-    for field in ('b1', 'b2', 'final_fraction'):
-      if getattr(self, field) > 1:
-        raise ValueError(f'{field} = {getattr(self, field)}: a number in [0, 1] is allowed')
+    for field in ('b1', 'b2'):  # at 1 the bias correction divides by 0
+      if getattr(self, field) >= 1:
+        raise ValueError(f'{field} = {getattr(self, field)}: a number in [0, 1) is allowed')
+    if self.final_fraction > 1:
+      raise ValueError(f'final_fraction = {self.final_fraction}: a number in [0, 1] is allowed')
     if self.learning_rate == 0:
       raise ValueError('learning_rate = 0.0: a number above 0 is allowed')
     if self.warmup_steps < 0:

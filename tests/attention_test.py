@@ -1,0 +1,277 @@
+"""`attend` against attention written out densely, for every hook a scheme can override."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import posenc
+from models.attention import MASKED, Masks, Side, Where, _walk, attend, attend_tiles
+from posenc import Far, PositionScheme, PosParam
+from posenc.base import Dims
+
+B, T, N, K, H = 2, 25, 4, 2, 8
+DIMS = Dims(heads=N, head_dim=H, d_model=N * H, train_len=10)
+
+
+def arrays(seed=0, kv=K, length=T):
+  keys = jax.random.split(jax.random.key(seed), 4)
+  shapes = ((B, length, N, H), (B, length, kv, H), (B, length, kv, H), (B, length, N, H))
+  return [jax.random.normal(key, shape) for key, shape in zip(keys, shapes)]
+
+
+class Counting(PositionScheme):
+  """Runs a carry along the row, as CoPE does: a bias times the sum of gates from the key to the query."""
+
+  def __init__(self):
+    super().__init__(DIMS, nnx.Rngs(0))
+    self.weight = PosParam(jnp.asarray([0.3, -0.2, 0.1, 0.5]))
+
+  def init_carry(self, q_BtNR):
+    return jnp.zeros((q_BtNR.shape[0], N, q_BtNR.shape[1]))
+
+  def score(self, logits, q, k, at_t, at_s, state_t, state_s, carry):
+    gates = jax.nn.sigmoid(logits)
+    counts = jnp.cumsum(gates[..., ::-1], -1)[..., ::-1] + carry[..., None]
+    return logits + self.weight[...][:, None, None] * counts, carry + gates.sum(-1)
+
+
+class Forgetting(PositionScheme):
+  """Reads numbers per token, as FoX does: c_i - c_j of a cumulative log gate."""
+
+  def __init__(self):
+    super().__init__(DIMS, nnx.Rngs(0))
+
+  def score(self, logits, q, k, at_t, at_s, state_t, state_s, carry):
+    c_BNt, c_BNs = (jnp.moveaxis(s, -1, 1) for s in (state_t, state_s))
+    return logits + c_BNt[..., None] - c_BNs[:, :, None, :], carry
+
+
+class Table(PositionScheme):
+  """Reads q and adds to the values, as Shaw does: a table over clipped distances."""
+
+  def __init__(self):
+    super().__init__(DIMS, nnx.Rngs(0))
+    self.keys = PosParam(jax.random.normal(jax.random.key(7), (5, H)))
+    self.added = PosParam(jax.random.normal(jax.random.key(8), (5, H)))
+
+  def _index(self, at_t, at_s):
+    return jnp.clip(at_t[:, None] - at_s[None, :], 0, 4).astype(jnp.int32)
+
+  def score(self, logits, q, k, at_t, at_s, state_t, state_s, carry):
+    return logits + jnp.einsum('BtNH,tsH->BNts', q, self.keys[...][self._index(at_t, at_s)]), carry
+
+  def values(self, p_BNts, at_t, at_s):
+    return jnp.einsum('BNts,tsH->BNtH', p_BNts, self.added[...][self._index(at_t, at_s)])
+
+
+def dense(q, k, v, scheme, pos, state=()):
+  """Softmax attention over whole T x T matrices with repeated kv heads; shares no line with `attend`."""
+  n, kv = q.shape[2], k.shape[2]
+
+  def turned(at_q, at_k):
+    qr = scheme.rotate(q, k, pos.replace(at_T=at_q))[0] * (pos.logit_scale_T * scheme.q_scale)[:, None, None]
+    kr = scheme.rotate(q, k, pos.replace(at_T=at_k))[1] * pos.key_scale_T[:, None, None]
+    logits = jnp.einsum('BtNH,BsNH->BNts', qr, jnp.repeat(kr, n // kv, 2))
+    logits = jnp.where(visible, logits, MASKED)
+    return scheme.score(logits, qr, kr, at_q, at_k, state, state, scheme.init_carry(qr))[0]
+
+  i = jnp.arange(q.shape[1])
+  back = i[:, None] - i[None, :]
+  visible = (back >= 0) & ((back < pos.window) | (i[None, :] < pos.sinks))
+  logits = turned(pos.at_T, pos.at_T)
+  if pos.far is not None:
+    logits = jnp.where(back < pos.far.threshold, logits, turned(pos.far.at_q_T, pos.far.at_k_T))
+  p = jax.nn.softmax(jnp.where(visible, logits, -jnp.inf), -1)
+  o = jnp.einsum('BNts,BsNH->BtNH', p, jnp.repeat(v, n // kv, 2))
+  added = scheme.values(p, pos.at_T, pos.at_T)
+  return o if added is None else o + jnp.swapaxes(added, 1, 2)
+
+
+def plain(scheme, length=T, method='none'):
+  return posenc.positions(method, scheme, DIMS.train_len, length)
+
+
+def both(scheme, pos, state=(), tile=8, kv=K):
+  """(values and gradients through `attend`, the same through `dense`): with respect to q, k, v, state, parameters."""
+  q, k, v, do = arrays(kv=kv)
+  graphdef, params = nnx.split(scheme)
+
+  def loss(attention, q, k, v, state, params):
+    o = attention(q, k, v, nnx.merge(graphdef, params), pos, state)
+    return (o * do).sum(), o
+
+  out = []
+  for attention in (functools.partial(attend, tile=tile), dense):
+    grad = jax.jit(jax.grad(functools.partial(loss, attention), argnums=(0, 1, 2, 3, 4), has_aux=True))
+    out.append(grad(q, k, v, state, params))
+  return out
+
+
+def assert_same(got, want, atol=2e-5):
+  got, want = jax.tree.leaves(got), jax.tree.leaves(want)
+  assert len(got) == len(want)
+  for a, b in zip(got, want):
+    np.testing.assert_allclose(a, b, atol=atol * max(1.0, float(jnp.abs(b).max())))
+
+
+FORGET_STATE = jnp.cumsum(-jnp.abs(jax.random.normal(jax.random.key(5), (B, T, N))), 1)
+SCHEMES = {
+  'nope': (lambda: PositionScheme(DIMS, nnx.Rngs(0)), ()),
+  'rope': (lambda: posenc.RoPE(DIMS, nnx.Rngs(0)), ()),
+  'alibi': (lambda: posenc.ALiBi(DIMS, nnx.Rngs(0)), ()),
+  't5': (lambda: posenc.T5(DIMS, nnx.Rngs(0)), ()),
+  'carry': (Counting, ()),
+  'state': (Forgetting, FORGET_STATE),
+  'values': (Table, ()),
+}
+
+
+@pytest.mark.parametrize('tile', [8, 32])
+@pytest.mark.parametrize('name', SCHEMES)
+def test_equals_dense_in_values_and_gradients(name, tile):
+  make, state = SCHEMES[name]
+  scheme = make()
+  got, want = both(scheme, plain(scheme), state, tile)
+  assert_same(got, want)
+
+
+@pytest.mark.parametrize('name', ['rope', 'carry', 'values'])
+@pytest.mark.parametrize('kv', [1, 2, 4])
+def test_gqa_is_mha_with_repeated_heads(name, kv):
+  """`dense` repeats k and v head by head: query head n must read key head n // G, not n % K."""
+  scheme = SCHEMES[name][0]()
+  assert_same(*both(scheme, plain(scheme), kv=kv))
+
+
+@pytest.mark.parametrize('window, sinks', [(1, 0), (5, 0), (8, 0), (9, 3), (5, 9), (np.inf, 3), (100, 0), (3, 20)])
+@pytest.mark.parametrize('name', ['rope', 'carry'])
+def test_windows_and_sinks(name, window, sinks):
+  """W keys including self, and the first keys besides; tiles outside are skipped, so every border is a case."""
+  scheme = SCHEMES[name][0]()
+  pos = plain(scheme).replace(window=jnp.float32(window), sinks=jnp.float32(sinks))
+  if name == 'carry':
+    # A skipped tile is a masked tile only for a scheme whose masked gates are 0, which Counting's are.
+    assert float(jax.nn.sigmoid(jnp.float32(MASKED))) == 0
+  assert_same(*both(scheme, pos))
+
+
+def test_scales_multiply_content_and_never_a_bias():
+  """Per-query and per-key factors go on q and k; ALiBi's bias stays what it is."""
+  scheme = posenc.ALiBi(DIMS, nnx.Rngs(0))
+  scale = jnp.linspace(0.5, 2, T)
+  pos = plain(scheme).replace(logit_scale_T=scale, key_scale_T=scale[::-1])
+  assert_same(*both(scheme, pos))
+  zero = plain(scheme).replace(logit_scale_T=jnp.zeros(T))
+  q, k, v, _ = arrays()
+  o = attend(q, k, v, scheme, zero, tile=8)
+  bias = scheme.bias(zero.at_T, zero.at_T)
+  p = jax.nn.softmax(jnp.where(jnp.tri(T) > 0, bias, -jnp.inf), -1)
+  np.testing.assert_allclose(o, jnp.einsum('Nts,BsNH->BtNH', p, jnp.repeat(v, N // K, 2)), atol=1e-6)
+
+
+@pytest.mark.parametrize('name', ['rope', 'alibi', 't5'])
+def test_second_position_map(name):
+  """`far`: the two rotations, and for a bias the two distances, chosen by tokens between (rectified at 6 here)."""
+  scheme = SCHEMES[name][0]()
+  far = Far(jnp.full(T, 6.0), jnp.zeros(T), jnp.float32(6))
+  assert_same(*both(scheme, plain(scheme).replace(far=far)))
+
+
+def test_second_position_map_beyond_reach_changes_nothing():
+  scheme = posenc.RoPE(DIMS, nnx.Rngs(0))
+  q, k, v, _ = arrays()
+  far = Far(jnp.full(T, 6.0), jnp.zeros(T), jnp.float32(T))
+  plain_o = attend(q, k, v, scheme, plain(scheme), tile=8)
+  np.testing.assert_array_equal(attend(q, k, v, scheme, plain(scheme).replace(far=far), tile=8), plain_o)
+
+
+@pytest.mark.parametrize('name', ['rope', 'carry', 'values'])
+def test_blocks_of_keys_one_after_the_other(name):
+  """The inner form: a block of queries sees blocks of keys, from its own leftwards, as a ring or chunked pass does."""
+  scheme = SCHEMES[name][0]()
+  length, block, tile = 24, 8, 4
+  q, k, v, _ = arrays(length=length)
+  pos = plain(scheme, length)
+  whole = attend(q, k, v, scheme, pos, tile=tile)
+  qr, kr = scheme.rotate(q, k, pos)
+  qr = jnp.moveaxis((qr * scheme.q_scale).reshape(B, length, K, N // K, H), 1, 3)
+  kr, vr = jnp.moveaxis(kr, 1, 2), jnp.moveaxis(v, 1, 2)
+  masks = Masks(pos.window, pos.sinks, None)
+  where = Where(jnp.arange(length), pos.at_T, None)
+  cut = lambda i: slice(i * block, (i + 1) * block)  # noqa: E731
+  for i in range(length // block):
+    running = None
+    for j in range(i, -1, -1):
+      running = attend_tiles(
+        scheme,
+        Side(qr[..., cut(i), :], None, ()),
+        Side(kr[..., cut(j), :], None, ()),
+        vr[..., cut(j), :],
+        Where(where.token_T[cut(i)], where.at_T[cut(i)], None),
+        Where(where.token_T[cut(j)], where.at_T[cut(j)], None),
+        masks,
+        running,
+        tile=tile,
+      )
+    o = jnp.swapaxes(running.o_BNTH / running.l_BNT[..., None], 1, 2)
+    np.testing.assert_allclose(o, whole[:, cut(i)], atol=2e-6)
+
+
+@pytest.mark.parametrize('first, window, sinks, want', [
+  (24, np.inf, 0, [3, 2, 1, 0]),
+  (0, np.inf, 0, [0]),
+  (24, 8, 0, [3, 2]),
+  (24, 1, 0, [3]),
+  (24, 9, 0, [3, 2]),
+  (24, 10, 0, [3, 2, 1]),
+  (24, 1, 3, [3, 0]),
+  (24, 1, 17, [3, 2, 1, 0]),
+  (24, 17, 9, [3, 2, 1, 0]),
+])  # fmt: skip
+def test_tiles_visited(first, window, sinks, want):
+  """Never right of the diagonal, never outside the window: that is where the speed of a window comes from."""
+  walk = _walk(jnp.int32(first), jnp.int32(0), Masks(jnp.float32(window), jnp.float32(sinks), None), 8, 5)
+  assert [int(walk.tile(jnp.int32(i))) for i in range(int(walk.count))] == want
+
+
+def test_memory_is_linear_in_length():
+  """Bytes XLA reserves, forward and backward: 4x the length costs about 4x, where T x T would cost 16x."""
+  scheme = posenc.ALiBi(DIMS, nnx.Rngs(0))
+
+  def temporary(length):
+    q, k, v, do = (jax.ShapeDtypeStruct((1, length, heads, H), jnp.float32) for heads in (N, K, K, N))
+    pos = plain(scheme, length)
+    loss = lambda q, k, v, do: (attend(q, k, v, scheme, pos, tile=64) * do).sum()  # noqa: E731
+    compiled = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(q, k, v, do).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+  assert temporary(2048) < 6 * temporary(512)
+
+
+@pytest.mark.parametrize('dtype', [jnp.bfloat16, jnp.float16])
+def test_low_precision_is_finite_and_near(dtype):
+  """Logits, softmax and sums stay in float32; a masked logit does not overflow float16."""
+  scheme = posenc.ALiBi(DIMS, nnx.Rngs(0))
+  q, k, v, do = (a.astype(dtype) for a in arrays())
+  pos = plain(scheme)
+  loss = lambda q, k, v: (attend(q, k, v, scheme, pos, tile=8) * do).astype(jnp.float32).sum()  # noqa: E731
+  grads = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(q, k, v)
+  assert all(bool(jnp.isfinite(g).all()) and g.dtype == dtype for g in grads)
+  o = attend(q, k, v, scheme, pos, tile=8)
+  want = attend(*(a.astype(jnp.float32) for a in (q, k, v)), scheme, pos, tile=8)
+  assert o.dtype == dtype
+  np.testing.assert_allclose(o.astype(jnp.float32), want, atol=0.03)
+
+
+def test_refuses_what_does_not_fit():
+  scheme = PositionScheme(DIMS, nnx.Rngs(0))
+  q, k, v, _ = arrays(kv=3)
+  with pytest.raises(ValueError, match='4 query heads over 3 key/value heads'):
+    attend(q, k, v, scheme, plain(scheme), tile=8)
+  q, k, v, _ = arrays()
+  with pytest.raises(ValueError, match='positions for 7 tokens, queries for 25'):
+    attend(q, k, v, scheme, plain(scheme, 7), tile=8)

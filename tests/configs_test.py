@@ -1,0 +1,258 @@
+"""Every recipe is valid and builds its model; every field is read; every mistake is one line before anything runs."""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import json
+import math
+import time
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import pytest
+from flax import nnx
+
+import posenc
+from configs import schema, smoke
+from configs.schema import Config
+from models.lm import LM
+from spec import SpecError
+from training import provenance
+
+NAMES = ('base', 'quickstart', 'smoke')
+RECIPES = [
+  (name, scheme)
+  for name in NAMES
+  for scheme in (
+    posenc.SCHEMES if inspect.signature(importlib.import_module(f'configs.{name}').get_config).parameters else [None]
+  )
+]
+GROUPS = [Config, *(type(f.default) for f in dataclasses.fields(Config) if dataclasses.is_dataclass(f.default))]
+
+
+def recipe(name, scheme=None):
+  return importlib.import_module(f'configs.{name}').get_config(*([scheme] if scheme else []))
+
+
+def test_no_recipe_is_forgotten(root):
+  found = [p.stem for p in sorted((root / 'configs').glob('*.py')) if 'def get_config(' in p.read_text()]
+  assert found == sorted(NAMES)
+
+
+@pytest.mark.parametrize(('name', 'scheme'), RECIPES)
+def test_recipe_runs_forward(name, scheme):
+  """Shapes only: the base recipe is too large for more, and a wrong shape shows all the same."""
+  config = Config.from_dict(recipe(name, scheme).to_dict())
+  assert config.posenc == (scheme or 'rope',)
+  slots = [config.build_scheme(text) for text in config.posenc]
+  pos = posenc.positions('none', slots, config.train_len, 16)
+
+  def nll():
+    model = LM(config.model, config.posenc, vocab_size=257, train_len=config.train_len, rngs=nnx.Rngs(config.seed))
+    tokens_BT = jnp.zeros((2, 16), jnp.int32)
+    return model.nll(tokens_BT, tokens_BT, pos)
+
+  out = jax.eval_shape(nll)
+  assert (out.shape, out.dtype) == ((2, 16), jnp.float32)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_recipe_can_be_overridden_field_by_field(name):
+  """ml_collections takes neither a list nor None from the command line."""
+
+  def walk(group):
+    for field, value in group.items():
+      if isinstance(value, ml_collections.ConfigDict):
+        walk(value)
+      else:
+        assert isinstance(value, (str, bool, int, float, tuple)), f'{field} = {value!r}'
+
+  walk(recipe(name))
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_recipe_opens_with_its_command(name):
+  assert f'--config=configs/{name}.py' in importlib.import_module(f'configs.{name}').__doc__
+
+
+def test_round_trip_through_json():
+  config = Config.from_dict(smoke.get_config('t5(num_buckets=16)').to_dict())
+  assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+  assert Config.from_dict(config.to_dict()) == config
+  assert Config.from_dict({}) == Config(), 'a config.json from before a field was added takes its default'
+  assert hash(config) == hash(Config.from_dict(config.to_dict()))
+
+
+def test_a_written_config_is_read_back(tmp_path):
+  config = Config.from_dict(smoke.get_config().to_dict())
+  provenance.claim(tmp_path, config)
+  assert Config.from_dict(provenance.read(tmp_path)) == config
+
+
+def test_every_field_is_read_somewhere(root):
+  """A knob that nothing reads is worse than none. An attribute counts anywhere but in its own class's checks."""
+  reads = set()
+  for path in [p for d in ('data', 'models', 'training', 'evaluation') for p in (root / d).glob('*.py')] + [
+    root / 'train.py', root / 'eval_extrapolation.py', root / 'configs' / 'schema.py'
+  ]:  # fmt: skip
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+      if isinstance(node, ast.FunctionDef) and node.name == '__post_init__':
+        node.body = []
+    reads |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)}
+  fields = {f'{group.__name__}.{field.name}': field.name for group in GROUPS for field in dataclasses.fields(group)}
+  assert len(fields) > 40
+  assert not {knob for knob, name in fields.items() if name not in reads}
+
+
+def test_every_field_reaches_the_recipe():
+  config = schema.default()
+  for group in GROUPS[1:]:
+    name = next(f.name for f in dataclasses.fields(Config) if type(f.default) is group)
+    assert set(config[name]) == {f.name for f in dataclasses.fields(group)}
+  assert set(config) == {f.name for f in dataclasses.fields(Config)}
+
+
+@pytest.mark.parametrize(
+  ('field', 'value', 'want'),
+  [
+    ('posenc', 'alibi', ('alibi',)),
+    ('posenc', "('rope', 'nope')", ('rope', 'nope')),
+    ('posenc', "('rope')", ('rope',)),
+    ('posenc', ['rope', 'nope'], ('rope', 'nope')),
+    ('methods', 'yarn(factor=8)', ('yarn(factor=8)',)),
+    ('methods', ('yarn(factor=8)+logn', 'none'), ('yarn(factor=8)+logn', 'none')),
+    ('methods', (), ()),
+    ('eval.multiples', 4, (4.0,)),
+    ('eval.multiples', (1, 2.0), (1.0, 2.0)),
+    ('log.validate_multiples', (), ()),
+    ('optimizer.learning_rate', 1, 1.0),
+    ('model.head_dim', 24, 24),
+    # A meaningless combination is an outcome of the sweep, not an error.
+    ('posenc', 'learned', ('learned',)),
+  ],
+)
+def test_accepted_values(field, value, want):
+  config = Config.from_dict(changed(field, value))
+  for part in field.split('.'):
+    config = getattr(config, part)
+  assert config == want
+  assert [type(x) for x in (config if isinstance(config, tuple) else [config])] == [
+    type(x) for x in (want if isinstance(want, tuple) else [want])
+  ]
+
+
+def changed(field, value, **others):
+  config = smoke.get_config().to_dict()
+  for name, new in {field: value, **others}.items():
+    group = config
+    *path, last = name.split('.')
+    for part in path:
+      group = group[part]
+    group[last] = new
+  return config
+
+
+NAN, INF = math.nan, math.inf
+REFUSED = [
+  # Names: what was meant, and what there is.
+  ('posenc', 'ropee', r"posenc: scheme = 'ropee': did you mean 'rope'\? allowed: alibi, "),
+  ('posenc', 'rope(tetha=1)', 'posenc: scheme rope: unknown argument tetha = 1: .*allowed: base'),
+  ('posenc', 'rope(base=0)', 'posenc: rope: base = 0: a number above 1 is allowed'),
+  ('posenc', 'rope(base=nan)', 'posenc: .*base=nan.*: argument values are literals'),
+  ('posenc', '', "posenc: '': expected name"),
+  ('posenc', (), r'posenc = \(\): at least one scheme is allowed'),
+  ('posenc', '(3)', r"posenc = '\(3\)': a string, or a tuple of strings .* is allowed"),
+  ('posenc', "('rope', 3)", 'posenc = 3: a value of type str is allowed'),
+  ('posenc', "('rope',", r'posenc = .*: a string, or a tuple of strings .* is allowed'),
+  ('posenc', ('rope', 'nope', 'nope'), r'model\.layers = 2: a multiple of the 3 slots'),
+  ('methods', 'yarn2', r"methods: method = 'yarn2': did you mean 'yarn'\? allowed: "),
+  ('methods', ('none', 'yarn2'), "methods: method = 'yarn2'"),
+  ('methods', 'yarn(factr=8)', "methods: method yarn: unknown argument factr = 8: did you mean 'factor'"),
+  *(
+    ('methods', f'{name}(factor={factor})', f'methods: method {name}: factor = {factor}: .* at least 1 is allowed')
+    for name in ('pi', 'ntk', 'yarn')
+    for factor in ('0', '-1', '0.5', "'8'", 'True')
+  ),
+  ('methods', 'yarn(factor=nan)', 'methods: .*factor=nan.*: argument values are literals'),
+  ('methods', 'pi(factor=1e400)', 'methods: method pi: factor = inf: a finite number .*is allowed'),
+  ('methods', 'yarn(beta_fast=1.0, beta_slow=32.0)', 'methods: method yarn: beta_fast = 1.0.* is allowed'),
+  ('methods', 'pi+yarn', 'methods: .*pi and yarn both write inv_freq_P'),
+  ('data.corpus', 'sotuu', r"data\.corpus = 'sotuu': did you mean 'sotu'\? allowed: "),
+  ('data.tokenizer', 'bite', r"data\.tokenizer = 'bite': .*allowed: bpe, bytes"),
+  ('data.bos', 'never', r"data\.bos = 'never': allowed: document, none, window"),
+  ('model.dtype', 'float16', r"model\.dtype = 'float16': allowed: float32, bfloat16"),
+  ('eval.protocols', 'fixed', r"eval\.protocols = 'fixed': .*allowed: fixed_targets"),
+  ('stepz', 3, r"config: field = 'stepz': did you mean 'steps'\? allowed: "),
+  ('model.layer', 3, r"config\.model: field = 'layer': did you mean 'layers'\? allowed: "),
+  # Shapes.
+  ('model.heads', 3, r'model\.heads = 3: a divisor of d_model = 32 is allowed'),
+  ('model.heads', 32, 'posenc: rope: head_dim = 1: an even rotary width is allowed'),
+  ('model.head_dim', 15, 'posenc: rope: head_dim = 15: an even rotary width is allowed'),
+  ('model.kv_heads', 3, r'model\.kv_heads = 3: a divisor of heads = 2 is allowed'),
+  *(
+    (f'model.{f}', v, rf'model\.{f} = {v}: a whole number')
+    for f in ('layers', 'd_model', 'heads', 'tile')
+    for v in (0, -1)
+  ),
+  ('model.head_dim', -1, r'model\.head_dim = -1: a positive whole number is allowed'),
+  *(('model.dropout', v, rf'model\.dropout = {v}: a number in \[0, 1\)') for v in (1.0, -0.1, NAN)),
+  # Lengths and counts.
+  *((f, v, rf'{f} = {v}: a whole number') for f in ('train_len', 'max_multiple', 'steps', 'batch') for v in (0, -5)),
+  ('seed', -1, r'seed = -1: a whole number from 0 to 2\*\*32 - 1 is allowed'),
+  ('seed', 2**70, r'seed = 1\d+: a whole number from 0 to 2\*\*32 - 1 is allowed'),
+  *(
+    (f'{group}.{f}', 0, rf'{group}\.{f} = 0: a whole number')
+    for group, names in {
+      'log': ('every', 'validate_every', 'validation_windows', 'checkpoint_every', 'keep'),
+      'eval': ('spans', 'batch_tokens'),
+      'data': ('test_docs', 'validation_docs'),
+      'optimizer': ('accumulate',),
+    }.items()
+    for f in names
+  ),
+  ('eval.non_overlapping_docs', -1, r'eval\.non_overlapping_docs = -1: a whole number'),
+  *(
+    (f'{group}multiples', (value,), rf'{group}multiples = \({value},\): .*numbers above 0 are allowed')
+    for group in ('eval.', 'log.validate_')
+    for value in (0.0, -1.0, NAN, INF)
+  ),
+  ('eval.multiples', (0.25,), r'eval\.multiples: 0\.25 x train_len = 8 tokens: more than the 8 targets .* is allowed'),
+  ('eval.multiples', (16,), r'eval\.multiples: 16\.0: at most max_multiple = 8 is allowed'),
+  ('log.validate_multiples', (9,), r'log\.validate_multiples: 9\.0: at most max_multiple = 8 is allowed'),
+  ('eval.multiples', (1.3,), r'eval\.multiples: 1\.3 x train_len = 32: a whole number of tokens is allowed'),
+  ('log.validate_multiples', (1.3,), r'log\.validate_multiples: 1\.3 x train_len = 32: a whole number of tokens'),
+  ('eval.multiples', (1, 1.0), r'eval\.multiples = \(1\.0, 1\.0\): .*once.* is allowed'),
+  ('eval.multiples', (), r'eval\.multiples = \(\): at least one.* is allowed'),
+  ('eval.protocols', (), r'eval\.protocols = \(\): at least one.* is allowed'),
+  # Types: nothing but an int is converted, and that only to a float.
+  ('steps', 100.0, r'steps = 100\.0: a value of type int is allowed'),
+  ('steps', True, 'steps = True: a value of type int is allowed'),
+  ('train_len', '32', "train_len = '32': a value of type int is allowed"),
+  ('optimizer.weight_decay', True, r'optimizer\.weight_decay = True: a value of type float is allowed'),
+  ('optimizer.clip_norm', None, r'optimizer\.clip_norm = None: a value of type float is allowed'),
+  ('eval.multiples', (0.5, '2'), r"eval\.multiples = '2': a value of type float is allowed"),
+  ('model.tied', 1, r'model\.tied = 1: a value of type bool is allowed'),
+  ('posenc', 3, 'posenc = 3: a value of type str is allowed'),
+  ('data', 3, 'data = 3: a group of fields is allowed'),
+  # The optimizer's own ranges have their own test; here, that the error carries the whole path.
+  ('optimizer.learning_rate', 0.0, r'optimizer\.learning_rate = 0\.0: a number above 0 is allowed'),
+]
+
+
+@pytest.mark.parametrize(('field', 'value', 'message'), REFUSED, ids=lambda x: str(x)[:40])
+def test_refused_in_one_line(field, value, message):
+  config = changed(field, value)
+  began = time.monotonic()
+  with pytest.raises(SpecError, match=r'^(config\.)?' + message) as error:
+    Config.from_dict(config)
+  assert '\n' not in str(error.value)
+  assert time.monotonic() - began < 1, 'something was compiled or read before the config was checked'
+
+
+def test_a_bad_factor_is_refused_on_every_scheme():
+  """Where a method does not apply, its points are unsupported; its arguments are checked all the same."""
+  with pytest.raises(SpecError, match=r'methods: method yarn: factor = 0\.5'):
+    Config.from_dict(changed('methods', 'yarn(factor=0.5)', posenc='alibi'))

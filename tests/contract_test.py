@@ -1,0 +1,209 @@
+"""What every scheme and every method must hold, whichever they are: a new line in SCHEMES or METHODS is tested here."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import posenc
+from models.attention import attend
+from models.lm import LM, ModelConfig
+from posenc import METHODS, SCHEMES, PosParam
+
+TRAIN_LEN, TILE = 10, 8
+T = 3 * TILE + 1  # three tiles and one token: a last tile that is almost all padding
+CONFIG = ModelConfig(layers=2, d_model=32, heads=4, kv_heads=2, tile=TILE, loss_chunk=TILE)
+VOCAB = 29
+
+# A scheme's string where its defaults do not fit these shapes, and what its parameters are called in a checkpoint.
+SPEC = {'t5': 't5(num_buckets=8, max_distance=16)'}
+PARAMETERS = {'learned': {'table'}, 't5': {'table'}}
+ABSOLUTE = {'sinusoidal', 'learned'}  # shifting every position changes their output
+
+
+class Model:
+  """A tiny LM of one scheme with its parameters drawn large enough that every part matters."""
+
+  def __init__(self, name: str):
+    # `learned` has no positions past its table, so it is tested inside it.
+    self.train_len = T if SCHEMES[name].relative is False and name == 'learned' else TRAIN_LEN
+    make = lambda: LM(  # noqa: E731
+      CONFIG, (SPEC.get(name, name),), vocab_size=VOCAB, train_len=self.train_len, rngs=nnx.Rngs(0)
+    )
+    lm = make()
+    self.graphdef, state = nnx.split(lm)
+    self.params = nnx.to_pure_dict(state)
+    self.slots = list(lm.schemes)
+    self.traces = 0
+
+    def nll(params, tokens, targets, pos, tile):
+      self.traces += 1
+      return nnx.merge(self.graphdef, params).nll(tokens, targets, pos, tile=tile)
+
+    self.nll = jax.jit(nll, static_argnames='tile')
+    self.grad = jax.jit(jax.grad(lambda *args: nll(*args).sum()), static_argnums=4)
+
+  def positions(self, method, length=T):
+    return posenc.positions(method, self.slots, self.train_len, length)
+
+
+@pytest.fixture(scope='module')
+def model():
+  made: dict[str, Model] = {}
+
+  def get(name):
+    if name not in made:
+      made[name] = Model(name)
+    return made[name]
+
+  return get
+
+
+def positions_or_skip(model, method):
+  """Combinations without meaning are `Unsupported` with a reason; that is their whole contract."""
+  try:
+    return model.positions(method)
+  except posenc.Unsupported as reason:
+    assert str(reason)
+    return None
+
+
+TOKENS = jax.random.randint(jax.random.key(0), (2, T), 0, VOCAB)
+TARGETS = jax.random.randint(jax.random.key(1), (2, T), 0, VOCAB)
+COMBINATIONS = [(scheme, method) for scheme in SCHEMES for method in METHODS]
+each_scheme = pytest.mark.parametrize('scheme', SCHEMES)
+each_combination = pytest.mark.parametrize('scheme, method', COMBINATIONS)
+
+
+@each_combination
+def test_1_causal(model, scheme, method):
+  """Tokens after t change nothing at or before t, bit for bit."""
+  m = model(scheme)
+  if (pos := positions_or_skip(m, method)) is None:
+    return
+  for t in (3, TILE - 1, TILE, 2 * TILE + 3):
+    changed = TOKENS.at[:, t + 1 :].set((TOKENS[:, t + 1 :] + 1) % VOCAB)
+    a, b = (m.nll(m.params, tokens, TARGETS, pos, TILE) for tokens in (TOKENS, changed))
+    np.testing.assert_array_equal(a[:, : t + 1], b[:, : t + 1])
+    assert not np.array_equal(a[:, t + 1 :], b[:, t + 1 :])
+
+
+@each_scheme
+def test_1_every_earlier_token_matters(model, scheme):
+  """The gradient before t is not zero, anywhere: a scheme that hides the past would pass the test above."""
+  m = model(scheme)
+  lm = nnx.merge(m.graphdef, m.params)
+  pos = m.positions('none')
+
+  def last(x_BTD):
+    scale = lambda a: a.reshape(a.shape[0], a.shape[1], -1, CONFIG.width)  # noqa: E731
+    q = jnp.repeat(scale(x_BTD), CONFIG.heads // scale(x_BTD).shape[2], 2)
+    k = scale(x_BTD)[:, :, : CONFIG.kv]
+    state = lm.schemes[0].token_state(x_BTD, pos[0])
+    return (attend(q, k, k, lm.schemes[0], pos[0], state, tile=TILE)[:, -1] ** 2).sum()
+
+  x_BTD = jax.random.normal(jax.random.key(2), (2, T, CONFIG.d_model))
+  assert (jnp.abs(jax.grad(last)(x_BTD)).max(-1) > 0).all()
+
+
+@each_combination
+def test_2_tile_invariance(model, scheme, method):
+  """The tile is a matter of speed: values and gradients are those of the dense path."""
+  m = model(scheme)
+  if (pos := positions_or_skip(m, method)) is None:
+    return
+  args = (m.params, TOKENS, TARGETS, pos)
+  np.testing.assert_allclose(m.nll(*args, TILE), m.nll(*args, 64), atol=2e-5)
+  for a, b in zip(jax.tree.leaves(m.grad(*args, TILE)), jax.tree.leaves(m.grad(*args, 64))):
+    np.testing.assert_allclose(a, b, atol=1e-5 * max(1.0, float(jnp.abs(b).max())))
+
+
+@each_scheme
+def test_3_gqa_is_mha_with_repeated_heads(model, scheme):
+  m = model(scheme)
+  lm, pos = nnx.merge(m.graphdef, m.params), m.positions('none')[0]
+  q, k, v = (jax.random.normal(jax.random.key(i), (2, T, n, CONFIG.width)) for i, n in enumerate((4, 2, 2)))
+  state = lm.schemes[0].token_state(jax.random.normal(jax.random.key(9), (2, T, CONFIG.d_model)), pos)
+  want = attend(q, jnp.repeat(k, 2, 2), jnp.repeat(v, 2, 2), lm.schemes[0], pos, state, tile=TILE)
+  np.testing.assert_allclose(attend(q, k, v, lm.schemes[0], pos, state, tile=TILE), want, atol=1e-6)
+
+
+@each_scheme
+def test_4_shift_of_all_positions(model, scheme):
+  """Relative schemes do not see a constant added to every position; the absolute ones, listed here, do."""
+  m = model(scheme)
+  (pos,) = m.positions('none')
+  shift = 0 if scheme == 'learned' else 3.0
+  shifted = pos.replace(at_T=(pos.at_T + shift) if shift else pos.at_T[::-1])
+  a, b = (m.nll(m.params, TOKENS, TARGETS, (p,), TILE) for p in (pos, shifted))
+  assert (scheme not in ABSOLUTE) == SCHEMES[scheme].relative
+  if scheme in ABSOLUTE:
+    assert float(jnp.abs(a - b).max()) > 1e-3
+  else:
+    np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+@each_scheme
+def test_5_every_position_parameter_learns(model, scheme):
+  """A gradient that is zero at the start is a parameter that is never trained."""
+  m = model(scheme)
+  grads = m.grad(m.params, TOKENS, TARGETS, m.positions('none'), TILE)
+  leaves = jax.tree.leaves(grads.get('schemes', {}))
+  assert len(leaves) == len(PARAMETERS.get(scheme, ()))
+  assert all(float(jnp.abs(g).max()) > 0 for g in leaves)
+
+
+@each_combination
+def test_6_identity_within_the_training_length(model, scheme, method):
+  """A method by its bare name follows the length: at or below 1x nothing at all is changed."""
+  m = model(scheme)
+  for length in (1, TRAIN_LEN // 2, TRAIN_LEN):
+    try:
+      pos = m.positions(method, length)
+    except posenc.Unsupported:
+      continue
+    for a, b in zip(jax.tree.leaves(pos), jax.tree.leaves(m.positions('none', length)), strict=True):
+      np.testing.assert_array_equal(a, b)
+
+
+@each_scheme
+def test_7_one_compilation_per_length(model, scheme):
+  """Methods are arrays: all of them run one program."""
+  m = Model(scheme)
+  for length in (TRAIN_LEN, T):
+    for method in METHODS:
+      try:
+        pos = m.positions(method, length)
+      except posenc.Unsupported:
+        continue
+      m.nll(m.params, TOKENS[:, :length], TARGETS[:, :length], pos, TILE)
+  assert m.traces == 2
+
+
+@pytest.mark.parametrize('pattern', [(name,) for name in SCHEMES] + [('rope', 'nope'), ('rope', 'rope')])
+def test_8_no_shared_references(pattern):
+  """One Variable, one path: sharing would break NNX's tree mode, and a checkpoint would hold it once or twice."""
+  pattern = tuple(SPEC.get(name, name) for name in pattern)
+  lm = LM(CONFIG, pattern, vocab_size=VOCAB, train_len=T, rngs=nnx.Rngs(0))
+  variables = [v for _, v in nnx.iter_graph(lm) if isinstance(v, nnx.Variable)]
+  assert len({id(v) for v in variables}) == len(variables)
+  assert len(variables) == len(jax.tree.leaves(nnx.to_pure_dict(nnx.state(lm))))
+  with_tree = jax.tree.leaves(lm, is_leaf=lambda v: isinstance(v, nnx.Variable))
+  assert len({id(v) for v in with_tree}) == len(with_tree) == len(variables)
+
+
+@each_scheme
+def test_12_state_is_parameters_only(model, scheme):
+  """A numpy constant stored on a module becomes state: it would be trained, decayed and saved."""
+  lm = LM(CONFIG, (SPEC.get(scheme, scheme),), vocab_size=VOCAB, train_len=T, rngs=nnx.Rngs(0))
+  _, state = nnx.split(lm)
+  assert all(
+    issubclass(v.type, nnx.Param) for v in jax.tree.leaves(state, is_leaf=lambda v: isinstance(v, nnx.Variable))
+  )
+  pure = nnx.to_pure_dict(state)
+  assert set(pure) - {'schemes'} == {'embedding', 'slots', 'norm'}
+  assert set(pure.get('schemes', {}).get(0, {})) == PARAMETERS.get(scheme, set())
+  assert set(pure['slots'][0]) == {'attention', 'mlp', 'norm_attention', 'norm_mlp'}
+  own = [v for _, v in nnx.iter_graph(lm.schemes[0]) if isinstance(v, nnx.Variable)]
+  assert all(isinstance(v, PosParam) for v in own)

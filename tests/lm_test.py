@@ -1,0 +1,149 @@
+"""The LM: shapes, precision, chunks, patterns, dropout, and what it refuses."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import posenc
+from models.lm import LM, ModelConfig, abstract
+
+VOCAB, T = 29, 21
+
+
+def build(pattern=('rope',), **kwargs):
+  defaults = {'layers': 2, 'd_model': 32, 'heads': 4, 'kv_heads': 2}
+  cfg = ModelConfig(**(defaults | kwargs))
+  lm = LM(cfg, pattern, vocab_size=VOCAB, train_len=T, rngs=nnx.Rngs(0))
+  return lm, posenc.positions('none', list(lm.schemes), T, T)
+
+
+TOKENS = jax.random.randint(jax.random.key(0), (2, T), 0, VOCAB)
+TARGETS = jax.random.randint(jax.random.key(1), (2, T), 0, VOCAB)
+
+
+@pytest.mark.parametrize('chunk', [1, 4, 7, 20, 21, 100])
+def test_nll_by_chunks_is_nll_at_once(chunk):
+  """Values and gradients, also where the chunk does not divide T."""
+  lm, pos = build()
+  graphdef, params = nnx.split(lm)
+
+  def loss(params, chunk):
+    return nnx.merge(graphdef, params).nll(TOKENS, TARGETS, pos, chunk=chunk).sum()
+
+  want, want_grad = jax.value_and_grad(loss)(params, T)
+  got, got_grad = jax.jit(jax.value_and_grad(loss), static_argnums=1)(params, chunk)
+  np.testing.assert_allclose(got, want, rtol=1e-6)
+  for a, b in zip(jax.tree.leaves(got_grad), jax.tree.leaves(want_grad)):
+    np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_nll_is_cross_entropy_of_the_logits():
+  lm, pos = build()
+  logp = jax.nn.log_softmax(lm.logits(lm.hidden(TOKENS, pos)), -1)
+  want = -jnp.take_along_axis(logp, TARGETS[..., None], -1)[..., 0]
+  np.testing.assert_allclose(lm.nll(TOKENS, TARGETS, pos), want, atol=1e-5)
+
+
+@pytest.mark.parametrize('tied', [True, False])
+def test_zeroed_head_is_uniform(tied):
+  """ln V at every position: the value a broken loss would miss first."""
+  lm, pos = build(tied=tied)
+  if tied:
+    lm.embedding.embedding[...] = jnp.zeros_like(lm.embedding.embedding[...])
+  else:
+    lm.head.kernel[...] = jnp.zeros_like(lm.head.kernel[...])
+  np.testing.assert_allclose(lm.nll(TOKENS, TARGETS, pos), math.log(VOCAB), rtol=1e-6)
+
+
+def test_starts_near_uniform():
+  """The initialisation neither saturates nor favours a token: the loss of an untrained model is near ln V."""
+  for pattern in [('rope',), ('sinusoidal',), ('learned',)]:
+    lm, pos = build(pattern, layers=4, d_model=64)
+    assert abs(float(lm.nll(TOKENS, TARGETS, pos).mean()) - math.log(VOCAB)) < 1.0
+
+
+def test_bfloat16_compute_keeps_float32_parameters_and_loss():
+  lm, pos = build(dtype='bfloat16')
+  assert {a.dtype for a in jax.tree.leaves(nnx.to_pure_dict(nnx.state(lm)))} == {jnp.dtype('float32')}
+  assert lm.hidden(TOKENS, pos).dtype == jnp.bfloat16
+  nll = lm.nll(TOKENS, TARGETS, pos)
+  assert nll.dtype == jnp.float32
+  exact, _ = build()
+  np.testing.assert_allclose(nll, exact.nll(TOKENS, TARGETS, pos), atol=0.1)
+
+
+def test_explicit_head_width_and_query_groups():
+  """head_dim need not be d_model / heads (case: hidden 64, 4 heads of 32)."""
+  lm, pos = build(d_model=64, heads=4, kv_heads=1, head_dim=32)
+  params = nnx.to_pure_dict(nnx.state(lm))['slots'][0]['attention']
+  assert params['query']['kernel'].shape == (2, 64, 128)
+  assert params['key']['kernel'].shape == (2, 64, 32)
+  assert params['out']['kernel'].shape == (2, 128, 64)
+  assert lm.schemes[0].q_scale == 32**-0.5
+  assert jnp.isfinite(lm.nll(TOKENS, TARGETS, pos)).all()
+
+
+def test_pattern_runs_its_schemes_in_order():
+  """Layer i uses slot i mod n: equal to running the blocks by hand."""
+  lm, pos = build(('rope', 'nope'), layers=4)
+  x = lm.embedding(TOKENS)
+  for repeat in range(2):
+    for slot in range(2):
+      graphdef, stack = nnx.split(lm.slots[slot])
+      block = nnx.merge(graphdef, jax.tree.map(lambda a: a[repeat], stack))  # noqa: B023
+      x = block(x, lm.schemes[slot], pos[slot], 64, None)
+  np.testing.assert_allclose(lm.hidden(TOKENS, pos), lm.norm(x), atol=2e-5)
+  other, _ = build(('nope', 'rope'), layers=4)
+  assert float(jnp.abs(other.hidden(TOKENS, pos[::-1]) - lm.hidden(TOKENS, pos)).max()) > 1e-3
+
+
+def test_pattern_must_divide_the_layers():
+  with pytest.raises(ValueError, match='layers = 2: a multiple of the 3 slots'):
+    build(('rope', 'rope', 'nope'))
+
+
+def test_remat_changes_memory_only():
+  lm, pos = build()
+  again, _ = build(remat=True)
+  loss = lambda lm: lm.nll(TOKENS, TARGETS, pos).sum()  # noqa: E731
+  for a, b in zip(jax.tree.leaves(nnx.grad(loss)(lm)), jax.tree.leaves(nnx.grad(loss)(again))):
+    np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_dropout_acts_with_a_key_only_and_repeats_with_it():
+  lm, pos = build(dropout=0.5)
+  plain, _ = build()
+  run = lambda key: lm.nll(TOKENS, TARGETS, pos, key=key)  # noqa: E731
+  np.testing.assert_array_equal(run(None), plain.nll(TOKENS, TARGETS, pos))
+  a, b, c = (run(jax.random.key(seed)) for seed in (0, 0, 1))
+  np.testing.assert_array_equal(a, b)
+  assert not np.array_equal(a, c) and not np.array_equal(a, run(None))
+
+
+def test_abstract_builds_nothing_and_matches():
+  make = lambda: build()[0]  # noqa: E731
+  graphdef, shapes = abstract(make)
+  real_graphdef, state = nnx.split(make())
+  assert graphdef == real_graphdef
+  assert jax.tree.map(lambda a: (a.shape, a.dtype), shapes) == jax.tree.map(
+    lambda a: (a.shape, a.dtype), nnx.to_pure_dict(state)
+  )
+
+
+@pytest.mark.parametrize('field, value, message', [
+  ('layers', 0, 'layers = 0: a whole number of at least 1'),
+  ('heads', 3, 'heads = 3: a divisor of d_model = 128'),
+  ('kv_heads', 3, 'kv_heads = 3: a divisor of heads = 4'),
+  ('kv_heads', -1, 'kv_heads = -1: a positive whole number'),
+  ('dropout', 1.0, r'dropout = 1.0: a number in \[0, 1\)'),
+  ('dtype', 'float8', "dtype = 'float8': allowed: float32, bfloat16"),
+  ('tile', 0, 'tile = 0: a whole number of at least 1'),
+])  # fmt: skip
+def test_config_names_what_is_wrong(field, value, message):
+  with pytest.raises(ValueError, match=message) as error:
+    ModelConfig(**{field: value})
+  assert '\n' not in str(error.value)

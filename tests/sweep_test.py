@@ -1,0 +1,425 @@
+"""Points of a sweep, with scorers whose numbers are known and with a tiny LM."""
+
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+import posenc
+from data import TokenDocument
+from evaluation.plan import EvalConfig, Plan
+from evaluation.score import Scorer
+from evaluation.stats import t_interval
+from evaluation.sweep import cost, exp, positions_hash, sweep
+from models.lm import LM, ModelConfig
+from training.devices import make_mesh
+
+TRAIN_LEN, MAX_MULTIPLE, DOCS, T = 16, 8, 12, 8
+LENGTHS = (12, 16, 32, 128)
+BYTES_V = np.array([1] * 256 + [0])
+FACTS = {
+  'posenc': ['rope'],
+  'checkpoint_step': 100,
+  'seed': 3,
+  'tokens_seen': 51200,
+  'params': 1234,
+  'learning_rate': 1e-3,
+  'bos': 'window',
+  'corpus_sha256': 'a' * 64,
+}
+# Everything needed to repeat a point, and to refuse to compare it with another.
+FIELDS = {
+  'scheme', 'method', 'train_length', 'length', 'protocol', 'nll', 'ppl', 'bits_per_byte', 'tokens', 'documents',
+  'ci_low', 'ci_high', 'interval', 'seed', 'tokens_seen', 'params', 'learning_rate', 'context_min', 'context_max', 'T',
+  'bos', 'targets_hash', 'positions_hash', 'corpus_sha256', 'checkpoint_step',
+}  # fmt: skip
+DIFFERENCES = {f'vs_{a}{b}' for a in ('none', '1x') for b in ('', '_low', '_high')}
+
+
+class Bar:
+  """A progress bar that only counts."""
+
+  def __init__(self):
+    self.n = 0
+
+  def update(self, n):
+    self.n += n
+
+  def set_postfix_str(self, text):
+    pass
+
+
+class Fake:
+  """A scorer whose NLL is `nll(document, length, pos)` for every target; it keeps what it was called with."""
+
+  def __init__(self, nll):
+    self.nll, self.calls = nll, []
+
+  def __call__(self, plan, windows, pos, done=lambda tokens: None):
+    length, scored = windows[0].length, windows[0].scored
+    self.calls.append((length, scored, positions_hash(pos)))
+    done(len(windows) * length)
+    return np.float32([[self.nll(w.document, length, pos)] * scored for w in windows])
+
+
+def documents(n=DOCS):
+  rng = np.random.default_rng(0)
+  size = MAX_MULTIPLE * TRAIN_LEN + 40
+  return [TokenDocument(f'd{i}', rng.integers(0, 256, size, dtype=np.int32), size) for i in range(n)]
+
+
+def make_plan(docs=None, protocols=('fixed_targets',), **cfg):
+  return Plan(
+    EvalConfig(spans=2, protocols=protocols, **cfg),
+    documents() if docs is None else docs,
+    train_len=TRAIN_LEN,
+    max_multiple=MAX_MULTIPLE,
+    bos='window',
+    bos_id=256,
+    corpus_sha256='a' * 64,
+  )
+
+
+def schemes(*texts):
+  return [posenc.build(t, heads=2, head_dim=8, d_model=16, train_len=TRAIN_LEN, rngs=nnx.Rngs(0)) for t in texts]
+
+
+def run(scorer, methods=('none',), lengths=LENGTHS, slots=('rope',), plan=None, bytes_V=BYTES_V, bar=None, **facts):
+  return list(
+    sweep(
+      scorer,
+      plan or make_plan(),
+      schemes(*slots),
+      methods,
+      lengths,
+      train_len=TRAIN_LEN,
+      bytes_per_token_V=bytes_V,
+      facts={**FACTS, 'posenc': list(slots), **facts},
+      progress=bar or Bar(),
+    )
+  )
+
+
+def at(points, method='none', length=128, protocol='fixed_targets'):
+  (point,) = [p for p in points if (p['method'], p['length'], p['protocol']) == (method, length, protocol)]
+  return point
+
+
+def slowest(pos):
+  """What a method did to the last frequency: 1 for none, 8 for a factor of 8."""
+  return float(schemes('rope')[0].inv_freq_P[-1] / np.float64(pos[0].inv_freq_P[-1]))
+
+
+# What is in a point.
+
+
+def test_a_point_holds_every_documented_field():
+  points = run(Fake(lambda d, n, pos: 2.0), ('none', 'pi'))
+  for point in points:
+    assert point.keys() >= FIELDS | DIFFERENCES
+  point = at(points, 'pi', 32)
+  want = {'scheme': 'rope', 'train_length': 16, 'T': T, 'tokens': DOCS * 2 * T, 'documents': DOCS, **FACTS}
+  assert {k: point[k] for k in want} == want
+  assert (point['context_min'], point['context_max']) == (25, 32)
+  assert point['outcome'] == 'ok' and point['reason'] is None
+  assert point['targets_hash'] == make_plan().targets_hash
+
+
+def test_a_point_holds_no_time():
+  """So that a repeated sweep is byte-identical."""
+  points = run(Fake(lambda d, n, pos: 2.0))
+  assert not [k for k in points[0] if any(word in k for word in ('time', 'date', 'second', 'host', 'user'))]
+  assert json.dumps(points) == json.dumps(run(Fake(lambda d, n, pos: 2.0)))
+
+
+def test_a_pattern_of_schemes_is_one_scheme():
+  assert at(run(Fake(lambda d, n, pos: 2.0), slots=('rope', 'rope', 'nope')))['scheme'] == 'rope+nope'
+
+
+def test_points_come_by_protocol_length_and_method_and_only_once():
+  plan = make_plan(protocols=('fixed_targets', 'non_overlapping'))
+  points = run(Fake(lambda d, n, pos: 2.0), ('none', 'yarn', 'pi'), (128, 16, 32), plan=plan)
+  assert [(p['protocol'], p['length'], p['method']) for p in points] == [
+    (protocol, length, method)
+    for protocol in ('fixed_targets', 'non_overlapping')
+    for length in (16, 32, 128)
+    for method in ('none', 'yarn', 'pi')
+  ]
+
+
+def test_the_order_of_lengths_changes_nothing():
+  """R01: no state leaks from one length to the next. Through a real model, method by method."""
+  lm = LM(ModelConfig(layers=1, d_model=16, heads=2, tile=32), ('rope',), vocab_size=257, train_len=TRAIN_LEN,
+          rngs=nnx.Rngs(0))  # fmt: skip
+  graphdef, state = nnx.split(lm)
+  scorer = Scorer(graphdef, nnx.to_pure_dict(state), make_mesh(1), 128)
+  methods, plan = ('none', 'dynamic_ntk', 'yarn'), make_plan(protocols=('fixed_targets', 'non_overlapping'))
+  rising = run(scorer, methods, (12, 16, 32, 128), plan=plan)
+  falling = run(scorer, methods, (128, 32, 16, 12), plan=plan)
+  assert json.dumps(rising) == json.dumps(falling)
+  assert at(rising, 'dynamic_ntk', 16)['nll'] == at(rising, 'none', 16)['nll']  # within 1x it is plain RoPE
+  assert at(rising, 'dynamic_ntk', 128)['nll'] != at(rising, 'none', 128)['nll']
+  alone = run(scorer, ('none', 'dynamic_ntk'), (16,), plan=plan)
+  assert at(alone, 'dynamic_ntk', 16)['nll_documents'] == at(falling, 'dynamic_ntk', 16)['nll_documents']
+
+
+def test_followers_of_the_length_are_marked():
+  points = run(Fake(lambda d, n, pos: 2.0), ('none', 'yarn', 'yarn(factor=8)'), (16,))
+  assert [at(points, m, 16)['follows_length'] for m in ('none', 'yarn', 'yarn(factor=8)')] == [False, True, False]
+
+
+# Numbers.
+
+
+def test_numbers_of_a_point_by_hand():
+  """E03: the mean over tokens, not of exponentials. Documents have equally many targets, so it is their mean too."""
+  point = at(run(Fake(lambda d, n, pos: 2.0 if d else 4.0)))
+  nll = (2.0 * 11 + 4.0) / 12
+  assert point['nll'] == pytest.approx(nll, rel=1e-12)
+  assert point['ppl'] == pytest.approx(math.exp(nll), rel=1e-12)
+  assert point['bits_per_byte'] == pytest.approx(nll / math.log(2), rel=1e-12)
+  assert point['nll_documents'] == [4.0] + [2.0] * 11
+  _, low, high = t_interval(np.array(point['nll_documents']))
+  assert (point['ci_low'], point['ci_high']) == (pytest.approx(math.exp(low)), pytest.approx(math.exp(high)))
+  assert point['interval'] == 't over documents, this checkpoint'
+
+
+class PerToken:
+  """Every target has a number of its own: a mean over anything but tokens shows."""
+
+  def __call__(self, plan, windows, pos, done=None):
+    _, targets = plan.tokens(windows)
+    return (targets[:, -windows[0].scored :] / 64).astype(np.float32)
+
+
+@pytest.mark.parametrize('protocol', ['fixed_targets', 'non_overlapping'])
+def test_the_mean_over_documents_is_the_mean_over_tokens(protocol):
+  plan = make_plan(protocols=(protocol,))
+  for length in LENGTHS:
+    windows = plan.windows(protocol, length)
+    nll = PerToken()(plan, windows, None).astype(np.float64)
+    point = at(run(PerToken(), plan=plan), length=length, protocol=protocol)
+    assert point['tokens'] == nll.size
+    assert point['nll'] == pytest.approx(nll.mean(), rel=1e-12)
+    by_document = [nll[[w.document == d for w in windows]].mean() for d in range(DOCS)]
+    np.testing.assert_allclose(point['nll_documents'], by_document, rtol=1e-12)
+
+
+def test_bits_per_byte_are_nats_over_ln_2_times_bytes():
+  """E07: 8 bits for a uniform byte model. With tokens of several bytes, by the bytes of the scored tokens alone."""
+  uniform = Fake(lambda d, n, pos: math.log(256))
+  point = at(run(uniform))
+  assert point['nll'] == pytest.approx(5.545177, abs=1e-6)
+  assert point['ppl'] == pytest.approx(256, rel=1e-6)
+  assert point['bits_per_byte'] == pytest.approx(8.0, rel=1e-6)
+  bytes_V = np.arange(1, 258)
+  plan = make_plan()
+  windows = plan.windows('fixed_targets', 128)
+  n_bytes = bytes_V[plan.tokens(windows)[1][:, -T:]].sum()
+  point = at(run(uniform, plan=plan, bytes_V=bytes_V))
+  assert point['bits_per_byte'] == pytest.approx(8.0 * DOCS * 2 * T / n_bytes, rel=1e-6)
+
+
+def test_a_uniform_model_is_flat():
+  """E09."""
+  points = run(Fake(lambda d, n, pos: math.log(257)), plan=make_plan(protocols=('fixed_targets', 'non_overlapping')))
+  assert len(points) == 2 * len(LENGTHS)
+  assert len({p['nll'] for p in points}) == 1
+  assert points[0]['ppl'] == pytest.approx(257, rel=1e-6)
+
+
+def test_no_interval_below_12_documents():
+  points = run(Fake(lambda d, n, pos: 2.0 + d), plan=make_plan(documents(11)))
+  for point in points:
+    assert point['ci_low'] is None and point['ci_high'] is None and 'fewer than 12' in point['interval']
+    assert point['vs_1x_low'] is None and point['vs_none_high'] is None
+    assert point['documents'] == 11 and point['nll'] == 7.0
+
+
+# Paired differences.
+
+
+def test_differences_from_none_pair_by_document():
+  """Documents differ by far more than methods do; only the paired interval sees it. Positive is worse."""
+  step = np.arange(DOCS) / 64  # exact in float32
+
+  def nll(d, n, pos):
+    return 2.0 + d + (0.25 + step[d] if slowest(pos) > 1.1 else 0.0)
+
+  points = run(Fake(nll), ('none', 'pi'))
+  point = at(points, 'pi', 128)
+  want = t_interval(0.25 + step)
+  assert want.mean == 0.25 + 5.5 / 64
+  assert [point[f'vs_none{k}'] for k in ('', '_low', '_high')] == pytest.approx(list(want), rel=1e-9)
+  assert point['vs_none_low'] > 0 and point['ci_low'] < at(points)['ppl'] < point['ci_high']
+  for length in LENGTHS:
+    assert [at(points, 'none', length)[f'vs_none{k}'] for k in ('', '_low', '_high')] == [0, 0, 0]
+  assert at(points, 'pi', 16)['vs_none'] == 0  # pi is nothing at 1x
+
+
+def test_differences_from_1x_are_a_methods_own():
+  step = np.arange(DOCS) / 64
+
+  def nll(d, n, pos):
+    return 2.0 + d + step[d] * (n / 16 - 1) + slowest(pos)
+
+  points = run(Fake(nll), ('none', 'pi(factor=4)'))
+  for method in ('none', 'pi(factor=4)'):
+    assert at(points, method, 16)['vs_1x'] == 0
+    want = t_interval(step * 7)
+    got = [at(points, method, 128)[f'vs_1x{k}'] for k in ('', '_low', '_high')]
+    assert got == pytest.approx(list(want), rel=1e-5)
+  below = at(points, 'none', 12)  # the price below 1x counts as well
+  assert below['vs_1x'] == pytest.approx(-0.25 * step.mean(), rel=1e-5)
+
+
+def test_only_the_same_targets_pair_with_1x():
+  """Non-overlapping windows of two lengths score their tokens in other contexts and, in the tail, other tokens."""
+  plan = make_plan(protocols=('fixed_targets', 'non_overlapping'))
+  points = run(Fake(lambda d, n, pos: n / 16), plan=plan)
+  assert 'vs_1x' in at(points) and 'vs_1x' not in at(points, protocol='non_overlapping')
+  assert 'vs_none' in at(points, protocol='non_overlapping')
+
+
+def test_protocols_are_compared_with_their_own_none():
+  plan = make_plan(protocols=('fixed_targets', 'non_overlapping'))
+
+  def nll(d, n, pos):
+    return 1.0 if slowest(pos) > 1.1 else 0.5
+
+  fake = Fake(nll)
+
+  def scorer(plan, windows, pos, done):
+    return fake(plan, windows, pos, done) * (1 if windows[0].scored == T else 4)
+
+  points = run(scorer, ('none', 'pi'), plan=plan)
+  assert at(points, 'pi')['vs_none'] == 0.5
+  assert at(points, 'pi', protocol='non_overlapping')['vs_none'] == 2.0
+
+
+def test_without_1x_there_is_no_difference_from_it():
+  points = run(Fake(lambda d, n, pos: 2.0), lengths=(32, 128))
+  assert not [k for p in points for k in p if k.startswith('vs_1x')]
+
+
+# Scored once.
+
+
+def test_methods_with_equal_positions_are_scored_once():
+  """At 8x yarn is yarn(factor=8); at 1x everything that follows the length is none."""
+  methods = ('none', 'pi', 'yarn', 'yarn(factor=8)')
+  for protocols in (('fixed_targets',), ('fixed_targets', 'non_overlapping')):
+    fake, bar, plan = Fake(lambda d, n, pos: slowest(pos)), Bar(), make_plan(protocols=protocols)
+    points = run(fake, methods, (16, 128), plan=plan, bar=bar)
+    assert len(fake.calls) == len(protocols) * (2 + 3)  # 1x: none, yarn(factor=8); 8x: none, pi, yarn
+    assert len(set(fake.calls)) == len(fake.calls)
+    assert bar.n == cost(plan, (16, 128), methods)  # the bar ends at its end all the same
+  same = ('nll', 'ppl', 'nll_documents', 'positions_hash', 'vs_none')
+  assert [at(points, 'yarn')[k] for k in same] == [at(points, 'yarn(factor=8)')[k] for k in same]
+  assert at(points, 'yarn')['vs_1x'] != at(points, 'yarn(factor=8)')['vs_1x']  # their own 1x differ
+  assert at(points, 'none', 16)['positions_hash'] == at(points, 'yarn', 16)['positions_hash']
+  assert len({at(points, m)['positions_hash'] for m in ('none', 'pi', 'yarn')}) == 3
+
+
+def test_protocols_never_share_a_score():
+  """Where T happens to be the whole length the windows still differ: the key holds the protocol."""
+  plan = make_plan(protocols=('fixed_targets', 'non_overlapping'))
+  fake = Fake(lambda d, n, pos: 2.0)
+  points = run(fake, ('none',), (16,), plan=plan)
+  assert [c[1] for c in fake.calls] == [8, 16]
+  assert [p['tokens'] for p in points] == [DOCS * 2 * 8, DOCS * 128]
+  assert [p['context_min'] for p in points] == [9, 1]
+
+
+def test_none_is_scored_before_what_is_compared_with_it():
+  fake = Fake(lambda d, n, pos: slowest(pos))
+  run(fake, ('none', 'pi'), (32,))
+  plain = positions_hash(posenc.positions('none', schemes('rope'), TRAIN_LEN, 32))
+  assert [c[2] == plain for c in fake.calls] == [True, False]
+
+
+def test_positions_hash_sees_every_leaf():
+  base = posenc.positions('none', schemes('rope', 'nope'), TRAIN_LEN, 32)
+  assert positions_hash(base) == positions_hash(posenc.positions('none', schemes('rope', 'nope'), TRAIN_LEN, 32))
+  leaves, tree = jax.tree.flatten(base)
+  hashes = {positions_hash(base)}
+  for i, leaf in enumerate(leaves):
+    if leaf.size:
+      changed = np.array(leaf)
+      changed.flat[-1] += 1
+      changed.flat[-1] = 7 if not np.isfinite(changed.flat[-1]) else changed.flat[-1]
+      hashes.add(positions_hash(jax.tree.unflatten(tree, [*leaves[:i], changed, *leaves[i + 1 :]])))
+  assert len(hashes) == 1 + sum(bool(leaf.size) for leaf in leaves)
+
+
+# What cannot be scored.
+
+
+def test_learned_positions_past_their_table_are_unsupported():
+  fake, bar, plan = Fake(lambda d, n, pos: 2.0), Bar(), make_plan()
+  points = run(fake, ('none', 'logn'), (12, 16, 32, 128), slots=('learned',), plan=plan, bar=bar)
+  assert [at(points, 'none', n)['outcome'] for n in (12, 16, 32, 128)] == ['ok', 'ok', 'unsupported', 'unsupported']
+  point = at(points, 'none', 32)
+  assert point['reason'] == 'learned has positions for 16 tokens, asked for 32'
+  assert point['positions_hash'] is None and not {'nll', 'ppl', 'tokens'} & point.keys()
+  assert {c[0] for c in fake.calls} == {12, 16}
+  assert bar.n == cost(plan, (12, 16, 32, 128), ('none', 'logn'))
+
+
+def test_a_method_that_means_nothing_for_a_scheme_is_unsupported():
+  points = run(Fake(lambda d, n, pos: 2.0), ('none', 'ntk'), slots=('alibi',))
+  for length in LENGTHS:
+    assert at(points, 'ntk', length)['outcome'] == 'unsupported'
+    assert 'ALiBi has no frequencies' in at(points, 'ntk', length)['reason']
+    assert at(points, 'none', length)['outcome'] == 'ok'
+
+
+def test_800_nats_end_no_sweep():
+  """E04: exp overflows at 709.78. The NLL is kept, the perplexity is inf and the point has diverged."""
+  points = run(Fake(lambda d, n, pos: 800.0 if n == 128 else 2.0))
+  point = at(points)
+  assert (point['nll'], point['ppl'], point['outcome']) == (800.0, math.inf, 'diverged')
+  assert point['nll_documents'] == [800.0] * DOCS and point['vs_1x'] == 798.0
+  assert point['bits_per_byte'] == pytest.approx(800 / math.log(2))
+  assert at(points, length=32)['outcome'] == 'ok'
+
+
+def test_exp_ends_at_inf():
+  assert exp(709.0) == math.exp(709.0) and exp(710.0) == math.inf and exp(-1e9) == 0.0 and math.isnan(exp(math.nan))
+
+
+@pytest.mark.parametrize('value', [math.nan, math.inf])
+def test_a_diverged_method_leaves_the_others_alone(value):
+  def nll(d, n, pos):
+    return value if n == 128 and d == 5 and slowest(pos) > 1.1 else 2.0 + d / 64
+
+  alone = run(Fake(nll))
+  points = run(Fake(nll), ('none', 'pi'))
+  bad = at(points, 'pi')
+  assert bad['outcome'] == 'diverged' and not math.isfinite(bad['ppl']) and bad['ci_low'] is None
+  assert math.isnan(bad['vs_none']) == math.isnan(value) and bad['vs_none_low'] is None
+  assert [p for p in points if p['method'] == 'none'] == alone
+  assert at(points, 'pi', 32)['outcome'] == 'ok'
+
+
+@pytest.mark.parametrize('value', [math.nan, math.inf])
+def test_a_diverged_reference_leaves_numbers_without_a_difference(value):
+  """inf - inf is no number and no warning either."""
+  points = run(Fake(lambda d, n, pos: value if slowest(pos) < 1.1 else 2.0), ('none', 'pi'), (128,))
+  assert at(points)['outcome'] == 'diverged' and math.isnan(at(points)['vs_none'])
+  point = at(points, 'pi')
+  assert (point['outcome'], point['nll']) == ('ok', 2.0) and point['ci_low'] is not None
+  assert not math.isfinite(point['vs_none']) and point['vs_none_low'] is None
+
+
+def test_the_reason_of_a_missing_interval_is_the_true_one():
+  points = run(Fake(lambda d, n, pos: math.nan if d == 0 else 2.0))
+  assert at(points)['interval'] == 'none: diverged'
+
+
+def test_cost_is_what_the_scorer_is_given():
+  plan = make_plan(protocols=('fixed_targets', 'non_overlapping'))
+  assert cost(plan, (16, 128), ('none', 'yarn')) == 2 * DOCS * (2 * 16 + 2 * 128 + 128 + 128)
