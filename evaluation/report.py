@@ -196,7 +196,9 @@ def plot(path: pathlib.Path, points: Sequence[Point]) -> None:
     ax.set_yscale('log', base=2)
     ax.set_xticks(lengths, [f'{n}\n{n / train_len:g}x' for n in lengths], fontsize=8)
     ticks = [t * 10.0**e for e in range(-1, 4) for t in (1, 1.5, 2, 3, 4, 5, 7) if floor <= t * 10.0**e <= ceiling]
-    ax.set_yticks(ticks, [f'{t:g}' for t in ticks])
+    if len(ticks) < 3:  # a flat curve may lie between two round numbers
+      ticks = np.linspace(floor, ceiling, 4)
+    ax.set_yticks(ticks, [f'{t:.4g}' for t in ticks])
     ax.minorticks_off()
     ax.set_ylim(floor * 0.93, ceiling * 1.04)
     ax.set_xlabel('evaluation length, tokens')

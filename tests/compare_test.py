@@ -2,7 +2,6 @@
 
 import csv
 import math
-import subprocess
 import sys
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from evaluation import report
 from scripts import compare
 from spec import SpecError
+from training import cli
 
 
 def point(scheme='rope', method='none', length=16, nll=2.0, **changes):
@@ -123,9 +123,11 @@ def test_a_missing_curve_is_one_line(make, tmp_path):
   assert str(tmp_path / 'gone') in message and 'eval_extrapolation.py' in message
 
 
-def test_the_program_ends_in_one_line(make, tmp_path, root):
+def test_the_program_ends_in_one_line(make, tmp_path, capsys, monkeypatch):
   a, b = make('a', point()), make('b', point('alibi', targets_hash='xyz'))
-  command = [sys.executable, '-m', 'scripts.compare', str(a), str(b), f'--out={tmp_path / "out"}']
-  done = subprocess.run(command, cwd=root, capture_output=True, text=True)
-  assert done.returncode == 2 and done.stdout == ''
-  assert done.stderr.startswith('error: ') and done.stderr.count('\n') == 1 and done.stderr.endswith('\n')
+  monkeypatch.setattr(sys, 'argv', ['compare', str(a), str(b), f'--out={tmp_path / "out"}'])
+  with pytest.raises(SystemExit) as caught:
+    cli.guard(compare.main)
+  out, err = capsys.readouterr()
+  assert caught.value.code == 2 and out == ''
+  assert err.startswith('error: ') and err.count('\n') == 1 and err.endswith('\n')

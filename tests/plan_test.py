@@ -121,14 +121,13 @@ def test_targets_hash_names_what_is_scored():
 
 
 def test_targets_hash_tells_two_sets_of_the_same_offsets_apart():
-  """T, bos and corpus are in the hash themselves, not only through the offsets that they draw."""
+  """T, bos, corpus and the documents' names are in the hash themselves, not only through the offsets they draw."""
   docs = documents(1, LONGEST + 8)  # one place for one span of 8: no freedom at all
   plans = [make(docs, spans=1), make(docs, spans=1, bos='none'), make(docs, spans=1, sha='b' * 64)]
   longer = make(documents(1, LONGEST + 16), train_len=128, max_multiple=4, spans=1)
-  eight = make([docs[0]._replace(tokens=docs[0].tokens)], spans=1)
-  assert [p.spans for p in plans] == [[(0, LONGEST)]] * 3 and longer.spans == [(0, LONGEST)]
-  assert len({p.targets_hash for p in (*plans, longer)}) == 4
-  assert eight.targets_hash == plans[0].targets_hash
+  plans.append(make([docs[0]._replace(name='other')], spans=1))
+  assert [p.spans for p in plans] == [[(0, LONGEST)]] * 4 and longer.spans == [(0, LONGEST)]
+  assert len({p.targets_hash for p in (*plans, longer)}) == 5
 
 
 def test_the_plan_stays_what_it_was():

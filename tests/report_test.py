@@ -122,7 +122,7 @@ def test_the_order_of_sweeps_leaves_the_same_bytes(tmp_path):
 
 def test_a_second_sweep_adds_its_methods_and_lengths(tmp_path):
   report.write(tmp_path, curve(('none', 'yarn'), (16, 32)))
-  points, kept = report.write(tmp_path, [point('none', 16, 2.25), point('pi', 64)])
+  points, kept = report.write(tmp_path, [point('none', 16, 2.125), point('pi', 64)])
   assert kept is None and len(points) == 5
   assert {(p['method'], p['length']) for p in points} == {
     ('none', 16), ('none', 32), ('yarn', 16), ('yarn', 32), ('pi', 64)
@@ -285,7 +285,9 @@ def test_a_line_per_method_with_its_band_and_the_training_length(drawn):
   bands = ax.collections
   assert len(bands) == 2
   vertices = bands[0].get_paths()[0].vertices
-  assert {round(v, 9) for v in vertices[:, 1]} == {round(math.exp(2 + n / 128 + s), 9) for n in LENGTHS for s in (-0.1, 0.1)}
+  assert {round(v, 9) for v in vertices[:, 1]} == {
+    round(math.exp(2 + n / 128 + s), 9) for n in LENGTHS for s in (-0.1, 0.1)
+  }
   assert [t.get_text() for t in ax.get_xticklabels()] == ['8\n0.5x', '16\n1x', '32\n2x', '128\n8x']
   assert any(np.array_equal(line.get_xdata(), [16, 16]) for line in ax.get_lines())
   assert (ax.get_xscale(), ax.get_yscale()) == ('log', 'log')
@@ -326,13 +328,15 @@ def test_a_panel_per_protocol(drawn):
     [point(nll=1e-9), point(length=32, nll=1e-9)],
     [point(f'yarn(factor={f}.0, beta_fast=16.0)+logn', n, 2.0 + f / 8) for f in range(1, 13) for n in LENGTHS],
     [point('none', 4096 * n, 3.0) for n in (1, 2, 3, 5, 7, 64)],
+    [point('none', n, math.log(2.1)) for n in LENGTHS],
   ],
   ids=['one', 'no-ends', 'no-ends-at-all', 'inf', 'nan', 'unsupported', 'partly-unsupported', 'huge', 'ppl-1',
-       'many-long-names', 'odd-lengths'],
+       'many-long-names', 'odd-lengths', 'flat'],
 )  # fmt: skip
 def test_whatever_came_out_is_drawn_without_a_warning(drawn, points):
   """G08. The suite turns warnings into errors."""
   figure = drawn(points)
+  assert len(figure.axes[0].get_yticks()) >= 3
   assert len(figure.legends[0].get_texts()) == len({p['method'] for p in points})
 
 

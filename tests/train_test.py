@@ -1,0 +1,392 @@
+"""train.py from end to end on the smoke recipe, in this process: what it leaves behind, how it stops and goes on."""
+
+import functools
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from absl import flags
+from flax import nnx
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import data
+import posenc
+from configs import smoke
+from configs.schema import Config
+from models.lm import LM, ModelConfig, abstract
+from training import cli, provenance
+from training.checkpoints import Checkpoints, as_abstract
+from training.devices import make_mesh, whole
+from training.optimizer import OptimizerConfig, decay_mask, make_optimizer, schedule
+from training.step import make_train_step, make_validate
+
+LOG = {'log.every': 1, 'log.validate_every': 10, 'log.checkpoint_every': 6}
+
+
+@pytest.fixture(scope='module')
+def program():
+  """train.py as a module. Both programs define --workdir, so its flags leave the global table again."""
+  mine = ('config', 'workdir')
+  kept = {name: flags.FLAGS[name] for name in mine if name in flags.FLAGS}
+  for name in kept:
+    delattr(flags.FLAGS, name)
+  import train
+
+  for name in mine:
+    if name in flags.FLAGS:
+      delattr(flags.FLAGS, name)
+  for name, flag in kept.items():
+    flags.FLAGS[name] = flag
+  return train
+
+
+@pytest.fixture(scope='module')
+def train(program):
+  """train(workdir, fields, at={}) -> exit code. `at` calls a function when the batch of a step is cut."""
+  load = functools.cache(data.load_data)  # a second of reading and splitting, the same for every run here
+
+  def run(workdir, fields=None, *, scheme='rope', at=None):
+    config = smoke.get_config(scheme)
+    for name, value in {**LOG, **(fields or {})}.items():
+      *path, last = name.split('.')
+      group = config
+      for part in path:
+        group = group[part]
+      group[last] = value
+
+    class Windows(data.TrainWindows):
+      def batch(self, step, batch):
+        if self.seed == config.seed and self.length == config.train_len and batch != config.log.validation_windows:
+          (at or {}).get(step, lambda: None)()
+        return super().batch(step, batch)
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(program, 'CONFIG', SimpleNamespace(value=config))
+      patch.setattr(program, 'WORKDIR', SimpleNamespace(value=str(workdir)))
+      patch.setattr(program, 'load_data', load)
+      patch.setattr(program, 'TrainWindows', Windows)
+      try:
+        with pytest.raises(SystemExit) as stopped:
+          cli.guard(program.main)
+        return stopped.value.code
+      finally:
+        for number, handler in handlers.items():
+          signal.signal(number, handler)
+
+  return run
+
+
+@pytest.fixture(scope='module')
+def finished(train, tmp_path_factory):
+  """The workdir of an uninterrupted run."""
+  workdir = tmp_path_factory.mktemp('finished') / 'run'
+  assert train(workdir, {'batch': 4}) == 0
+  return workdir
+
+
+def final(workdir, step=20):
+  """The train state that a run ended with, as {path: bytes}: parameters and optimizer."""
+  config = Config.from_dict(provenance.read(workdir))
+  make = lambda: LM(config.model, config.posenc, vocab_size=257, train_len=config.train_len, rngs=nnx.Rngs(0))  # noqa: E731
+  tx = make_optimizer(config.optimizer, config.steps, decay_mask(nnx.eval_shape(make)))
+
+  def init():
+    params = nnx.to_pure_dict(nnx.state(make()))
+    return {'params': params, 'opt': tx.init(params)}
+
+  checkpoints = Checkpoints(workdir)
+  state = checkpoints.restore(step, as_abstract(jax.eval_shape(init), whole(make_mesh(1))))
+  checkpoints.close()
+  return {jax.tree_util.keystr(p): np.asarray(a).tobytes() for p, a in jax.tree_util.tree_leaves_with_path(state)}
+
+
+def events(workdir):
+  accumulator = EventAccumulator(str(workdir / 'tensorboard' / 'train'), size_guidance={'scalars': 0})
+  accumulator.Reload()
+  tags = accumulator.Tags()['scalars']
+  return {tag: [(event.step, event.value) for event in accumulator.Scalars(tag)] for tag in tags}
+
+
+# ---- what a run leaves behind
+
+
+def test_a_run_leaves_config_checkpoints_and_event_files(finished):
+  assert sorted(p.name for p in finished.iterdir()) == ['checkpoints', 'config.json', 'tensorboard']
+  record = json.loads((finished / 'config.json').read_text())
+  assert Config.from_dict(record['config']).steps == 20
+  assert record['versions']['jax'] == jax.__version__
+  assert set(record['versions']) >= {'jax', 'flax', 'optax', 'orbax-checkpoint', 'numpy'}
+  assert record['python'].count('.') == 2
+  assert record['git_commit'] is None or len(record['git_commit'].removesuffix('-dirty')) == 40
+  checkpoints = Checkpoints(finished)
+  assert checkpoints.steps == [12, 18, 20]  # keep = 3: step 6 went when 20 came
+  checkpoints.close()
+
+
+def test_scalars(finished):
+  read = events(finished)
+  assert set(read) == {
+    *(f'train/{name}' for name in ('loss', 'bits_per_byte', 'learning_rate', 'grad_norm')),
+    *('train/tokens_per_second', 'train/model_flops_per_second'),
+    *(f'validation/{name}_{multiple}x' for name in ('nll', 'ppl') for multiple in (1, 2)),
+  }
+  for tag, points in read.items():
+    want = range(1, 21) if tag.startswith('train/') else (10, 20)
+    assert [step for step, _ in points] == list(want), tag
+    assert np.isfinite([value for _, value in points]).all()
+  config = Config.from_dict(provenance.read(finished))
+  lr = schedule(config.optimizer, config.steps)
+  # Step n is update n, made with the schedule's value for n - 1 updates done.
+  np.testing.assert_allclose([value for _, value in read['train/learning_rate']], [lr(n) for n in range(20)], rtol=1e-5)
+  loss, bits = (np.array([value for _, value in read[f'train/{tag}']]) for tag in ('loss', 'bits_per_byte'))
+  np.testing.assert_allclose(bits, loss / np.log(2), rtol=1e-5)  # a byte is a token here
+  for multiple in (1, 2):
+    for (_, nll), (_, ppl) in zip(read[f'validation/nll_{multiple}x'], read[f'validation/ppl_{multiple}x']):
+      assert ppl == pytest.approx(np.exp(nll), rel=1e-5)
+  tokens, flops = (np.array([v for _, v in read[f'train/{t}_per_second']]) for t in ('tokens', 'model_flops'))
+  # 3 x (2 x weights + 2 x layers x heads x width x T), the norms' scales counted as weights.
+  np.testing.assert_allclose(flops / tokens, 3 * (2 * 35008 + 2 * 2 * 2 * 16 * 32), rtol=1e-5)
+
+
+def test_loss_goes_down(finished):
+  loss = [value for _, value in events(finished)['train/loss']]
+  assert loss[0] == pytest.approx(np.log(257), abs=0.3), 'an untrained model should be near uniform'
+  assert np.mean(loss[-5:]) < loss[0] - 0.5
+
+
+# ---- again, and with something else
+
+
+def test_a_finished_run_is_left_as_it_is(train, finished, capsys):
+  before = {p: p.stat().st_mtime_ns for p in finished.rglob('*') if p.is_file()}
+  assert train(finished, {'batch': 4}, at={0: lambda: pytest.fail('trained again')}) == 0
+  assert 'finished, step 20 of 20; nothing to do' in capsys.readouterr().out
+  assert {p: p.stat().st_mtime_ns for p in finished.rglob('*') if p.is_file()} == before
+
+
+def test_another_config_is_refused_with_the_difference(train, finished, capsys):
+  fields = {'batch': 4, 'optimizer.learning_rate': 0.5, 'posenc': ('rope', 'nope')}
+  assert train(finished, fields) == 2
+  out, err = capsys.readouterr()
+  assert err.count('\n') == 1
+  assert err.startswith('error: ')
+  assert 'config.optimizer.learning_rate: 0.001 -> 0.5' in err
+  assert "config.posenc: ['rope'] -> ['rope', 'nope']" in err
+  assert 'batch' not in err
+
+
+def test_a_config_that_fails_claims_no_workdir(train, tmp_path, capsys):
+  """Or the corrected config would be refused as another one."""
+  assert train(tmp_path / 'run', {'log.validate_multiples': (8.0,), 'data.validation_docs': 400}) == 2
+  assert train(tmp_path / 'run', {'model.heads': 3}) == 2
+  assert capsys.readouterr().err.count('\n') == 2
+  assert not (tmp_path / 'run').exists()
+
+
+# ---- stopping and going on
+
+
+@pytest.mark.parametrize(('number', 'code'), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=['TERM', 'INT'])
+def test_a_stopped_run_goes_on_bit_for_bit(train, finished, tmp_path, capsys, number, code):
+  """The signal falls into step 8, which is due for nothing: it is saved because of the signal alone."""
+  workdir = tmp_path / 'run'
+  assert train(workdir, {'batch': 4}, at={7: lambda: os.kill(os.getpid(), number)}) == code
+  assert f'{number.name}: saved step 8 of 20' in capsys.readouterr().out
+  assert [step for step, _ in events(workdir)['train/loss']] == list(range(1, 9))
+  cut = []
+  assert train(workdir, {'batch': 4}, at={n: functools.partial(cut.append, n) for n in range(20)}) == 0
+  assert 'resuming at step 8' in capsys.readouterr().out
+  assert cut == list(range(8, 20))
+  assert final(workdir) == final(finished)
+  ours, theirs = events(workdir), events(finished)
+  for tag in theirs:
+    if not tag.endswith('per_second'):
+      assert ours[tag] == theirs[tag], tag
+
+
+class Killed(BaseException):
+  """Like SIGKILL in that nothing catches it; the loop ends where it stands."""
+
+
+def kill():
+  raise Killed
+
+
+def test_steps_past_the_checkpoint_appear_once(train, finished, tmp_path):
+  """Killed in step 11, saved at 6: steps 7 to 10 run again, and a viewer must not see them twice."""
+  with pytest.raises(Killed):
+    train(tmp_path / 'run', {'batch': 4}, at={10: kill})
+  assert [step for step, _ in events(tmp_path / 'run')['train/loss']][-1] > 6
+  assert train(tmp_path / 'run', {'batch': 4}) == 0
+  ours, theirs = events(tmp_path / 'run'), events(finished)
+  for tag in theirs:
+    if not tag.endswith('per_second'):
+      assert ours[tag] == theirs[tag], tag
+  assert final(tmp_path / 'run') == final(finished)
+
+
+def test_dropout_masks_survive_a_restart(train, tmp_path):
+  """No generator state is saved: a mask is a function of (seed, step)."""
+  fields = {'model.dropout': 0.3, 'steps': 6, 'log.checkpoint_every': 100, 'optimizer.accumulate': 2}
+  assert train(tmp_path / 'whole', fields) == 0
+  assert train(tmp_path / 'parts', fields, at={2: lambda: os.kill(os.getpid(), signal.SIGTERM)}) == 143
+  assert train(tmp_path / 'parts', fields) == 0
+  assert final(tmp_path / 'parts', 6) == final(tmp_path / 'whole', 6)
+  assert train(tmp_path / 'dry', {**fields, 'model.dropout': 0.0}) == 0
+  assert final(tmp_path / 'dry', 6) != final(tmp_path / 'whole', 6)
+
+
+def test_a_loss_that_is_no_number_stops_the_run(train, tmp_path, capsys):
+  fields = {'optimizer.learning_rate': 1e30, 'optimizer.warmup_steps': 0, 'log.checkpoint_every': 1}
+  assert train(tmp_path / 'run', fields) == 1
+  err = capsys.readouterr().err
+  assert err.count('\n') == 1
+  assert err.startswith('error: ')
+  assert 'nan at step 2; last checkpoint: 1' in err
+  checkpoints = Checkpoints(tmp_path / 'run')
+  assert checkpoints.steps == [1], 'a broken state was saved'
+  checkpoints.close()
+
+
+def test_a_last_update_that_breaks_the_model_is_no_success(train, tmp_path, capsys):
+  """Step 1 itself is finite; only the validation after it can tell."""
+  fields = {'optimizer.learning_rate': 1e30, 'optimizer.warmup_steps': 0, 'steps': 1}
+  assert train(tmp_path / 'run', fields) == 1
+  assert 'error: validation nll = nan at step 1; last checkpoint: none' in capsys.readouterr().err
+
+
+def test_validation_beyond_a_table_is_left_out_with_a_note(train, tmp_path, capsys):
+  assert train(tmp_path / 'run', {'steps': 1}, scheme='learned') == 0
+  assert 'note: no validation at 2x: learned has positions for 32 tokens' in capsys.readouterr().out
+  assert {t for t in events(tmp_path / 'run') if t.startswith('val')} == {'validation/nll_1x', 'validation/ppl_1x'}
+
+
+# ---- one step
+
+
+def tiny(dropout=0.0, scheme='rope'):
+  model = ModelConfig(layers=2, d_model=16, heads=2, d_mlp=32, dropout=dropout)
+  return lambda: LM(model, [scheme], vocab_size=17, train_len=8, rngs=nnx.Rngs(0))
+
+
+def tiny_step(make, seed, *, warmup=0):
+  graphdef, _ = abstract(make)
+  cfg = OptimizerConfig(learning_rate=1e-2, warmup_steps=warmup)
+  tx = make_optimizer(cfg, 10, decay_mask(nnx.eval_shape(make)))
+  params = nnx.to_pure_dict(nnx.state(make()))
+  pos = posenc.positions('none', [make().schemes[0]], 8, 8)
+  return graphdef, make_train_step(graphdef, tx, pos, seed), {'params': params, 'opt': tx.init(params)}, pos
+
+
+TOKENS = np.arange(4 * 9).reshape(4, 9).astype(np.int32) * 7 % 17
+INPUTS, TARGETS = TOKENS[None, :, :-1], TOKENS[None, :, 1:]
+
+
+def test_golden_train_step():
+  """Loss and gradient norm of update 1 and 3 of a fixed model on fixed tokens.
+
+  The model's weights are set from sines, so that no random number generator is in between.
+  """
+  _, step, state, _ = tiny_step(tiny(), None)
+  # Norms stay 1; everything else is a sine wave over its own index.
+  state['params'] = jax.tree_util.tree_map_with_path(
+    lambda path, a: a if path[-1].key == 'scale' else 0.2 * jnp.sin(jnp.arange(1.0, a.size + 1)).reshape(a.shape),
+    state['params'],
+  )
+  out = []
+  for n in range(3):
+    state, metrics = step(state, INPUTS, TARGETS, n)
+    out.append([float(metrics['loss']), float(metrics['grad_norm'])])
+  np.testing.assert_allclose(
+    [out[0], out[2]],
+    GOLDEN_STEP,
+    rtol=1e-4,
+    err_msg='The numbers of a training step have changed. If model, loss or optimizer were meant to change, check the '
+    'new values against a run of the quickstart and put them into GOLDEN_STEP, in a commit of their own that says why; '
+    'if not, something that every result rests on is broken.',
+  )
+
+
+GOLDEN_STEP = [[0.0, 0.0], [0.0, 0.0]]
+
+
+def test_dropout_is_a_function_of_seed_and_step():
+  _, step, state, _ = tiny_step(tiny(0.5), 0)
+  _, other, _, _ = tiny_step(tiny(0.5), 1)
+  loss = lambda step, n: float(step(jax.tree.map(jnp.copy, state), INPUTS, TARGETS, n)[1]['loss'])  # noqa: E731
+  assert loss(step, 3) == loss(step, 3)
+  assert len({loss(step, 3), loss(step, 4), loss(other, 3)}) == 3
+
+
+def test_micro_batches_have_masks_of_their_own():
+  """Equal micro-batches would otherwise drop the same units, and accumulate nothing."""
+  _, step, state, _ = tiny_step(tiny(0.5), 0)
+  loss = lambda k: float(  # noqa: E731
+    step(jax.tree.map(jnp.copy, state), np.repeat(INPUTS, k, 0), np.repeat(TARGETS, k, 0), 0)[1]['loss']
+  )
+  assert loss(1) != loss(2)
+
+
+def test_dropout_is_off_in_evaluation():
+  graphdef, _, state, pos = tiny_step(tiny(0.5), 0)
+  dry = abstract(tiny(0.0))[0]
+  assert graphdef != dry
+  ours, theirs = (
+    make_validate(g)(state['params'], jnp.asarray(INPUTS[0]), jnp.asarray(TARGETS[0]), pos) for g in (graphdef, dry)
+  )
+  assert float(ours) == float(theirs)
+
+
+NNX_MODES = """
+import jax, jax.numpy as jnp
+from flax import config, nnx
+import posenc
+from models.lm import LM, ModelConfig, abstract
+from training.optimizer import OptimizerConfig, decay_mask, make_optimizer
+from training.step import make_train_step
+
+model = ModelConfig(layers=2, d_model=16, heads=2, d_mlp=32)
+make = lambda: LM(model, ['rope', 't5'], vocab_size=17, train_len=8, rngs=nnx.Rngs(0))
+graphdef, shapes = abstract(make)
+mask = decay_mask(nnx.eval_shape(make))
+assert not mask['schemes'][1]['table'] and mask['embedding']['embedding']
+tx = make_optimizer(OptimizerConfig(warmup_steps=0), 10, mask)
+params = nnx.to_pure_dict(nnx.state(make()))
+assert jax.tree.structure(params) == jax.tree.structure(shapes)
+step = make_train_step(graphdef, tx, posenc.positions('none', list(make().schemes), 8, 8), None)
+state = {'params': params, 'opt': tx.init(params)}
+tokens = jnp.arange(72, dtype=jnp.int32).reshape(2, 4, 9) * 7 % 17
+for n in range(2):
+  state, metrics = step(state, tokens[..., :-1], tokens[..., 1:], n)
+print(config.nnx_graph_mode, config.nnx_graph_updates, float(metrics['loss']).hex())
+"""
+
+
+def test_nnx_graph_and_tree_mode_train_alike(root):
+  """Flax means to make tree mode the default; the code must not depend on which it meets."""
+  out = []
+  for graph in ('true', 'false'):
+    env = {**os.environ, 'NNX_GRAPH_MODE': graph, 'NNX_GRAPH_UPDATES': graph, 'PYTHONPATH': str(root)}
+    done = subprocess.run([sys.executable, '-c', NNX_MODES], cwd=root, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    out.append(done.stdout.split())
+  assert [mode for mode, _, _ in out] == ['True', 'False']
+  assert out[0][2] == out[1][2]
+
+
+def test_params_tree_is_what_optax_and_orbax_see():
+  """Plain dicts of arrays: a Variable in between would tie the checkpoint to NNX's internals."""
+  _, shapes = abstract(tiny(scheme='t5'))
+  assert all(type(leaf) is jax.ShapeDtypeStruct for leaf in jax.tree.leaves(shapes))
+  assert optax.tree.size(shapes) == provenance.count(shapes)
+  assert pathlib.Path(provenance.__file__).parent.name == 'training'
