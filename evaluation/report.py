@@ -151,7 +151,7 @@ def plot(path: pathlib.Path, points: Sequence[Point]) -> None:
   """Perplexity against length, log2 both ways, a panel per protocol, a band per line (t over documents).
 
   Dashed lines are oracles: their method is told how long the input is. Failures reach 10**3, so y ends at ten times the
-  best 1x value; points above sit on the edge as triangles.
+  lowest value; points above sit on the edge as triangles.
   """
   import matplotlib.figure  # no pyplot: it would look for a display
 
@@ -176,7 +176,8 @@ def plot(path: pathlib.Path, points: Sequence[Point]) -> None:
       )
       shown = [p for p in line if p['outcome'] != 'unsupported']
       if not shown:
-        ax.plot([], [], color=colours[label], label=f'{label} (unsupported)')
+        # Without a point it was only not asked for under this protocol.
+        ax.plot([], [], color=colours[label], label=f'{label} (unsupported)' if line else label)
         continue
       x = np.array([p['length'] for p in shown])
       y = np.array([p['ppl'] if p['outcome'] == 'ok' else np.inf for p in shown])

@@ -1,10 +1,8 @@
 """Checkpoints: what comes back is what was saved, and nothing comes back in silence that was not."""
 
 import os
-import shutil
 import subprocess
 import sys
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -212,20 +210,6 @@ def test_a_failed_background_save_is_raised(tmp_path, found_by, monkeypatch):
   with pytest.raises(OSError, match='No space left'):
     use[found_by]()
   checkpoints._orbax.close()
-
-
-def test_a_save_that_cannot_be_written_is_raised(tmp_path):
-  checkpoints = Checkpoints(tmp_path, keep=3)
-  checkpoints.save(1, {'params': {'w': jnp.ones(3)}})
-  checkpoints.wait()
-  folder = tmp_path / 'checkpoints'
-  shutil.rmtree(folder)
-  folder.touch()  # a file where the folder was: unlike a mode bit, this stops root too
-  with warnings.catch_warnings():
-    warnings.simplefilter('ignore')  # orbax leaves coroutines behind when it fails
-    with pytest.raises(OSError, match=str(folder)):
-      checkpoints.save(2, {'params': {'w': jnp.ones(3)}})
-      checkpoints.close()
 
 
 OTHER_DEVICES = """

@@ -345,20 +345,25 @@ def test_an_unsupported_method_is_named(drawn):
   assert names == ['none', 'ntk (unsupported)']
 
 
+def test_a_method_of_one_protocol_is_not_called_unsupported_under_the_other(drawn):
+  figure = drawn([point(), point('pi', protocol='non_overlapping')])
+  assert [t.get_text() for t in figure.legends[0].get_texts()] == ['none', 'pi']
+
+
 def test_a_figure_needs_no_display(tmp_path, root):
   """G08: a backend that wants a window, and no display to open it on."""
   code = """
-import pathlib, sys, warnings
-sys.path.insert(0, 'tests')
-import report_test
+import json, pathlib, sys, warnings
+from evaluation import report
 warnings.simplefilter('error')
-report_test.report.plot(pathlib.Path(sys.argv[1]), report_test.curve())
+report.plot(pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]))
 assert 'matplotlib.pyplot' not in sys.modules
 """
   env = {k: v for k, v in os.environ.items() if k not in ('DISPLAY', 'WAYLAND_DISPLAY')}
   env |= {'MPLBACKEND': 'TkAgg', 'PYTHONPATH': str(root), 'JAX_PLATFORMS': 'cpu'}
   path = tmp_path / 'curve.png'
-  done = subprocess.run([sys.executable, '-c', code, str(path)], cwd=root, env=env, capture_output=True, text=True)
+  command = [sys.executable, '-c', code, str(path), json.dumps(curve())]
+  done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
   assert done.returncode == 0, done.stderr
   assert path.read_bytes().startswith(b'\x89PNG')
 

@@ -3,7 +3,6 @@
 import functools
 import json
 import os
-import pathlib
 import signal
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from absl import flags
 from flax import nnx
@@ -51,11 +49,12 @@ def program():
 
 @pytest.fixture(scope='module')
 def train(program):
-  """train(workdir, fields, at={}) -> exit code. `at` calls a function when the batch of a step is cut."""
+  """train(workdir, fields, at={}) -> exit code. `at` calls a function when the batch of a step is cut; other keywords
+  replace names of the program."""
   load = functools.cache(data.load_data)  # a second of reading and splitting, the same for every run here
 
-  def run(workdir, fields=None, *, scheme='rope', at=None):
-    config = smoke.get_config(scheme)
+  def run(workdir, fields=None, *, at=None, **patches):
+    config = smoke.get_config()
     for name, value in {**LOG, **(fields or {})}.items():
       *path, last = name.split('.')
       group = config
@@ -75,6 +74,8 @@ def train(program):
       patch.setattr(program, 'WORKDIR', SimpleNamespace(value=str(workdir)))
       patch.setattr(program, 'load_data', load)
       patch.setattr(program, 'TrainWindows', Windows)
+      for name, value in patches.items():
+        patch.setattr(program, name, value)
       try:
         with pytest.raises(SystemExit) as stopped:
           cli.guard(program.main)
@@ -160,7 +161,7 @@ def test_scalars(finished):
 
 def test_loss_goes_down(finished):
   loss = [value for _, value in events(finished)['train/loss']]
-  assert loss[0] == pytest.approx(np.log(257), abs=0.3), 'an untrained model should be near uniform'
+  assert loss[0] == pytest.approx(np.log(257), abs=0.5), 'an untrained model should be near uniform'
   assert np.mean(loss[-5:]) < loss[0] - 0.5
 
 
@@ -187,9 +188,14 @@ def test_another_config_is_refused_with_the_difference(train, finished, capsys):
 
 def test_a_config_that_fails_claims_no_workdir(train, tmp_path, capsys):
   """Or the corrected config would be refused as another one."""
-  assert train(tmp_path / 'run', {'log.validate_multiples': (8.0,), 'data.validation_docs': 400}) == 2
-  assert train(tmp_path / 'run', {'model.heads': 3}) == 2
-  assert capsys.readouterr().err.count('\n') == 2
+  rng = np.random.default_rng(0)
+  for i in range(6):  # the one document long enough for the test split, and five too short for validation at 8x
+    (tmp_path / f'{i}.txt').write_bytes(rng.bytes(100 if i else 300))
+  corpus = {'data.corpus': f"text(glob='{tmp_path}/*.txt')", 'data.test_docs': 1, 'data.validation_docs': 1}
+  assert train(tmp_path / 'run', {**corpus, 'log.validate_multiples': (8.0,)}) == 2
+  assert train(tmp_path / 'run', {**corpus, 'data.test_docs': 2}) == 2
+  assert train(tmp_path / 'run', {**corpus, 'model.heads': 3}) == 2
+  assert capsys.readouterr().err.count('error: ') == 3
   assert not (tmp_path / 'run').exists()
 
 
@@ -259,32 +265,26 @@ def test_a_loss_that_is_no_number_stops_the_run(train, tmp_path, capsys):
 
 
 def test_a_last_update_that_breaks_the_model_is_no_success(train, tmp_path, capsys):
-  """Step 1 itself is finite; only the validation after it can tell."""
-  fields = {'optimizer.learning_rate': 1e30, 'optimizer.warmup_steps': 0, 'steps': 1}
-  assert train(tmp_path / 'run', fields) == 1
+  """The loss of its step is finite, being the one before it; only the validation after it can tell."""
+  broken = lambda graphdef: lambda *args: jnp.float32(jnp.nan)  # noqa: E731
+  assert train(tmp_path / 'run', {'batch': 4, 'steps': 1}, make_validate=broken) == 1
   assert 'error: validation nll = nan at step 1; last checkpoint: none' in capsys.readouterr().err
-
-
-def test_validation_beyond_a_table_is_left_out_with_a_note(train, tmp_path, capsys):
-  assert train(tmp_path / 'run', {'steps': 1}, scheme='learned') == 0
-  assert 'note: no validation at 2x: learned has positions for 32 tokens' in capsys.readouterr().out
-  assert {t for t in events(tmp_path / 'run') if t.startswith('val')} == {'validation/nll_1x', 'validation/ppl_1x'}
 
 
 # ---- one step
 
 
-def tiny(dropout=0.0, scheme='rope'):
+def tiny(dropout=0.0):
   model = ModelConfig(layers=2, d_model=16, heads=2, d_mlp=32, dropout=dropout)
-  return lambda: LM(model, [scheme], vocab_size=17, train_len=8, rngs=nnx.Rngs(0))
+  return lambda: LM(model, ['rope'], vocab_size=17, train_len=8, rngs=nnx.Rngs(0))
 
 
-def tiny_step(make, seed, *, warmup=0):
+def tiny_step(make, seed):
   graphdef, _ = abstract(make)
-  cfg = OptimizerConfig(learning_rate=1e-2, warmup_steps=warmup)
+  cfg = OptimizerConfig(learning_rate=1e-2, warmup_steps=0)
   tx = make_optimizer(cfg, 10, decay_mask(nnx.eval_shape(make)))
-  params = nnx.to_pure_dict(nnx.state(make()))
-  pos = posenc.positions('none', [make().schemes[0]], 8, 8)
+  params = jax.jit(lambda: nnx.to_pure_dict(nnx.state(make())))()
+  pos = posenc.positions('none', list(nnx.eval_shape(make).schemes), 8, 8)
   return graphdef, make_train_step(graphdef, tx, pos, seed), {'params': params, 'opt': tx.init(params)}, pos
 
 
@@ -317,24 +317,20 @@ def test_golden_train_step():
   )
 
 
-GOLDEN_STEP = [[0.0, 0.0], [0.0, 0.0]]
+GOLDEN_STEP = [[4.177080, 4.673494], [3.206027, 5.520649]]
 
 
 def test_dropout_is_a_function_of_seed_and_step():
+  """And of the micro-batch: equal ones would otherwise drop the same units."""
   _, step, state, _ = tiny_step(tiny(0.5), 0)
   _, other, _, _ = tiny_step(tiny(0.5), 1)
-  loss = lambda step, n: float(step(jax.tree.map(jnp.copy, state), INPUTS, TARGETS, n)[1]['loss'])  # noqa: E731
+
+  def loss(step, n, k=1):
+    batch = np.repeat(INPUTS, k, 0), np.repeat(TARGETS, k, 0)
+    return float(step(jax.tree.map(jnp.copy, state), *batch, n)[1]['loss'])
+
   assert loss(step, 3) == loss(step, 3)
-  assert len({loss(step, 3), loss(step, 4), loss(other, 3)}) == 3
-
-
-def test_micro_batches_have_masks_of_their_own():
-  """Equal micro-batches would otherwise drop the same units, and accumulate nothing."""
-  _, step, state, _ = tiny_step(tiny(0.5), 0)
-  loss = lambda k: float(  # noqa: E731
-    step(jax.tree.map(jnp.copy, state), np.repeat(INPUTS, k, 0), np.repeat(TARGETS, k, 0), 0)[1]['loss']
-  )
-  assert loss(1) != loss(2)
+  assert len({loss(step, 3), loss(step, 4), loss(other, 3), loss(step, 3, k=2)}) == 4
 
 
 def test_dropout_is_off_in_evaluation():
@@ -356,37 +352,28 @@ from training.optimizer import OptimizerConfig, decay_mask, make_optimizer
 from training.step import make_train_step
 
 model = ModelConfig(layers=2, d_model=16, heads=2, d_mlp=32)
-make = lambda: LM(model, ['rope', 't5'], vocab_size=17, train_len=8, rngs=nnx.Rngs(0))
+make = lambda: LM(model, ['t5'], vocab_size=17, train_len=8, rngs=nnx.Rngs(0))
 graphdef, shapes = abstract(make)
 mask = decay_mask(nnx.eval_shape(make))
-assert not mask['schemes'][1]['table'] and mask['embedding']['embedding']
+assert not mask['schemes'][0]['table'] and mask['embedding']['embedding']
 tx = make_optimizer(OptimizerConfig(warmup_steps=0), 10, mask)
-params = nnx.to_pure_dict(nnx.state(make()))
+params = jax.jit(lambda: nnx.to_pure_dict(nnx.state(make())))()
 assert jax.tree.structure(params) == jax.tree.structure(shapes)
-step = make_train_step(graphdef, tx, posenc.positions('none', list(make().schemes), 8, 8), None)
+step = make_train_step(graphdef, tx, posenc.positions('none', list(nnx.eval_shape(make).schemes), 8, 8), None)
 state = {'params': params, 'opt': tx.init(params)}
-tokens = jnp.arange(72, dtype=jnp.int32).reshape(2, 4, 9) * 7 % 17
+tokens = jnp.arange(36, dtype=jnp.int32).reshape(1, 4, 9) * 7 % 17
 for n in range(2):
   state, metrics = step(state, tokens[..., :-1], tokens[..., 1:], n)
 print(config.nnx_graph_mode, config.nnx_graph_updates, float(metrics['loss']).hex())
 """
 
 
-def test_nnx_graph_and_tree_mode_train_alike(root):
+def test_nnx_graph_and_tree_mode_train_alike(root, capsys):
   """Flax means to make tree mode the default; the code must not depend on which it meets."""
-  out = []
-  for graph in ('true', 'false'):
-    env = {**os.environ, 'NNX_GRAPH_MODE': graph, 'NNX_GRAPH_UPDATES': graph, 'PYTHONPATH': str(root)}
-    done = subprocess.run([sys.executable, '-c', NNX_MODES], cwd=root, env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    out.append(done.stdout.split())
-  assert [mode for mode, _, _ in out] == ['True', 'False']
-  assert out[0][2] == out[1][2]
-
-
-def test_params_tree_is_what_optax_and_orbax_see():
-  """Plain dicts of arrays: a Variable in between would tie the checkpoint to NNX's internals."""
-  _, shapes = abstract(tiny(scheme='t5'))
-  assert all(type(leaf) is jax.ShapeDtypeStruct for leaf in jax.tree.leaves(shapes))
-  assert optax.tree.size(shapes) == provenance.count(shapes)
-  assert pathlib.Path(provenance.__file__).parent.name == 'training'
+  exec(NNX_MODES, {})
+  graph = capsys.readouterr().out.split()
+  env = {**os.environ, 'NNX_GRAPH_MODE': 'false', 'NNX_GRAPH_UPDATES': 'false', 'PYTHONPATH': str(root)}
+  done = subprocess.run([sys.executable, '-c', NNX_MODES], cwd=root, env=env, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+  assert graph[:2] == ['True', 'True']
+  assert done.stdout.split() == ['False', 'False', graph[2]]
