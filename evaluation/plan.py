@@ -98,7 +98,8 @@ class Plan:
       for offset in _span_offsets(document, self.longest, cfg.spans, self.targets, corpus_sha256)
     ]
     facts = [[documents[d].name, offset] for d, offset in self.spans]
-    text = json.dumps([corpus_sha256, bos, self.targets, facts])
+    whole = [self.longest, cfg.non_overlapping_docs]  # what the secondary protocol covers
+    text = json.dumps([corpus_sha256, bos, bos_id, self.targets, whole, facts])
     self.targets_hash = hashlib.sha256(text.encode()).hexdigest()[:16]
 
   def windows(self, protocol: str, length: int) -> list[Window]:
@@ -109,8 +110,8 @@ class Plan:
     return PROTOCOLS[protocol](self, length)
 
   def contexts(self, protocol: str, length: int) -> tuple[int, int]:
-    """Fewest and most input tokens, BOS included, that a scored token is predicted from."""
-    return length - self.windows(protocol, length)[0].scored + 1, length
+    """Fewest and most positions to the left of a scored one: with BOS in every window, the text tokens it has seen."""
+    return length - self.windows(protocol, length)[0].scored, length - 1
 
   def tokens(self, windows: Sequence[Window]) -> tuple[np.ndarray, np.ndarray]:
     """(inputs, targets), each int32[len(windows), length]."""
@@ -134,7 +135,7 @@ def _span_offsets(document: TokenDocument, longest: int, spans: int, targets: in
 
 
 def fixed_targets(plan: Plan, length: int) -> list[Window]:
-  """Every span at the end of a window of `length`: contexts of length - T + 1 .. length tokens."""
+  """Every span at the end of a window of `length`: contexts of length - T .. length - 1 tokens."""
   return [Window(d, offset + plan.targets - length, length, plan.targets) for d, offset in plan.spans]
 
 

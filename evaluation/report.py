@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import pathlib
+import shutil
 from collections.abc import Sequence
 from typing import Any
 
@@ -78,14 +79,14 @@ def write(directory: pathlib.Path, new: Sequence[Point]) -> tuple[list[Point], s
   kept = None
   if old and not {to_line(p) for p in old} <= set(lines):
     kept = next(f'curve-{n:03d}.jsonl' for n in range(1, 1000) if not (directory / f'curve-{n:03d}.jsonl').exists())
-    path.rename(directory / kept)
+    shutil.copy2(path, directory / kept)
   temporary = path.with_suffix('.tmp')
   temporary.write_text('\n'.join(lines) + '\n')
   temporary.replace(path)  # whole or not at all: a killed sweep leaves the previous curve
   same = [p for p in points if all(p[k] == new[0][k] for k in ('checkpoint_step', 'targets_hash'))]
   write_csv(directory / 'curve.csv', points)
-  plot(directory / 'curve.png', same)
   write_events(directory, same)
+  plot(directory / 'curve.png', same)
   return same, kept
 
 

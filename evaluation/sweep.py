@@ -73,7 +73,7 @@ def sweep(
         size = len(windows) * length
         low, high = plan.contexts(protocol, length)
         point = {
-          'scheme': '+'.join(dict.fromkeys(facts['posenc'])),
+          'scheme': ' '.join(facts['posenc']),
           'method': method,
           'follows_length': follows[method],
           'train_length': train_len,

@@ -1,6 +1,6 @@
 """What configs/quickstart.py predicted, checked on the curves that came out.
 
-  python -m scripts.quickstart_claims runs/quickstart
+python -m scripts.quickstart_claims runs/quickstart
 """
 
 import argparse

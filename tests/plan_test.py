@@ -114,6 +114,7 @@ def test_targets_hash_names_what_is_scored():
     make(spans=3),
     make(max_multiple=7),
     make(train_len=128, max_multiple=4),  # T = 16, and nothing else
+    make(non_overlapping_docs=2),
   )
   assert make(train_len=128, max_multiple=4).longest == LONGEST
   hashes = {p.targets_hash for p in others}
@@ -135,7 +136,7 @@ def test_the_plan_stays_what_it_was():
   plan = make()
   offsets = [577, 695, 754, 887, 565, 684, 786, 884, 575, 609, 791, 888]
   assert plan.spans == [(i // 4, offset) for i, offset in enumerate(offsets)]
-  assert plan.targets_hash == '55bd597cf6fa95ef'
+  assert plan.targets_hash == '941f31b161509e72'
 
 
 @pytest.mark.parametrize('train_len, targets', [(1, 8), (32, 8), (64, 8), (71, 8), (72, 9), (128, 16), (512, 64)])
@@ -155,11 +156,11 @@ def test_min_test_tokens_is_exactly_enough():
     make(documents(1, need - 1))
 
 
-def test_contexts_count_the_input_tokens_that_a_target_is_predicted_from():
+def test_contexts_count_the_positions_to_the_left():
   plan = make()
-  assert plan.contexts('fixed_targets', 64) == (57, 64)
-  assert plan.contexts('fixed_targets', 512) == (505, 512)
-  assert plan.contexts('non_overlapping', 64) == (1, 64)
+  assert plan.contexts('fixed_targets', 64) == (56, 63)
+  assert plan.contexts('fixed_targets', 512) == (504, 511)
+  assert plan.contexts('non_overlapping', 64) == (0, 63)
 
 
 def test_an_unknown_protocol_is_an_error():
@@ -242,7 +243,7 @@ def null_curve(protocol, lengths):
   for length in lengths:
     window = plan.windows(protocol, length)[0]
     low, high = plan.contexts(protocol, length)
-    context = np.arange(low, high + 1) - 1  # the null counts tokens before its own position
+    context = np.arange(low, high + 1)
     assert len(context) == window.scored
     out.append(null_nll(context).mean())
   return np.array(out)

@@ -20,7 +20,7 @@ def _parse(argv: Sequence[str]) -> list[str]:
     if 'config' in flags.FLAGS:
       flags.FLAGS.config.to_dict()  # config_flags keeps the error of a file that it cannot load until it is used
   # ml_collections raises AttributeError for a misspelt key and TypeError for a wrong type, absl its own for the rest.
-  except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError, SyntaxError) as error:
+  except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError, SyntaxError, ImportError) as error:
     fail(_one_line(error))
   if len(rest) > 1:
     fail(f'{rest[1]!r}: stray argument; options are written --name=value')

@@ -1,0 +1,219 @@
+"""The real programs, killed: a run that is started again ends where an uninterrupted one does, to the bit."""
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from configs.schema import Config
+from models.lm import LM
+from training import provenance
+from training.checkpoints import Checkpoints, as_abstract
+from training.devices import make_mesh, whole
+from training.optimizer import decay_mask, make_optimizer
+
+# Runs a program as __main__ and kills its process, as a power cut would, when a method has been called n times.
+KILLER = """
+import importlib, os, runpy, signal, sys
+module, cls, method, n, program, *arguments = sys.argv[1:]
+cls, left = getattr(importlib.import_module(module), cls), int(n)
+original = getattr(cls, method)
+
+def counted(*args, **kwargs):
+  global left
+  left -= 1
+  if left < 0:
+    os.kill(os.getpid(), signal.SIGKILL)
+  return original(*args, **kwargs)
+
+setattr(cls, method, counted)
+sys.argv = [program, *arguments]
+runpy.run_path(program, run_name='__main__')
+"""
+
+# Slot 0 knows no position past its table, slot 1 no frequencies: two kinds of unsupported points in one curve.
+PATTERN = "('learned', 'alibi')"
+
+
+@pytest.fixture(scope='module')
+def start(root):
+  def run(program, *arguments, kill=None, code=0):
+    """`kill`: (module, class, method, n), the process dies in call n + 1."""
+    command = [sys.executable, f'{program}.py', *arguments]
+    if kill:
+      command = [sys.executable, '-c', KILLER, *map(str, kill), *command[1:]]
+      code = -signal.SIGKILL
+    env = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(root)}
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
+    assert done.returncode == code, f'{done.stdout}\n{done.stderr}'
+    return done.stdout
+
+  return run
+
+
+@pytest.fixture(scope='module')
+def train(start):
+  """train(workdir, kill=None); a checkpoint every 4 of 20 steps."""
+
+  def run(workdir, **kwargs):
+    fields = {'posenc': PATTERN, 'log.every': 1, 'log.checkpoint_every': 4, 'log.keep': 9}
+    options = [f'--config.{name}={value}' for name, value in fields.items()]
+    return start('train', '--config=configs/smoke.py', f'--workdir={workdir}', *options, **kwargs)
+
+  return run
+
+
+@pytest.fixture(scope='module')
+def finished(train, tmp_path_factory):
+  """An uninterrupted run: (workdir, what it printed)."""
+  workdir = tmp_path_factory.mktemp('faults') / 'run'
+  return workdir, train(workdir)
+
+
+@pytest.fixture
+def rng(capsys):
+  """Seeded by the clock: another place every time; the seed is shown, so that a failure can be repeated."""
+  seed = int(os.environ.get('FAULTS_SEED', time.time()))
+  print(f'FAULTS_SEED={seed}')
+  return random.Random(seed)
+
+
+def digest(workdir, step=20):
+  """Of parameters and optimizer state."""
+  config = Config.from_dict(provenance.read(workdir))
+  make = lambda: LM(config.model, config.posenc, vocab_size=257, train_len=config.train_len, rngs=nnx.Rngs(0))  # noqa: E731
+  tx = make_optimizer(config.optimizer, config.steps, decay_mask(nnx.eval_shape(make)))
+
+  def init():
+    params = nnx.to_pure_dict(nnx.state(make()))
+    return {'params': params, 'opt': tx.init(params)}
+
+  checkpoints = Checkpoints(workdir)
+  state = checkpoints.restore(step, as_abstract(jax.eval_shape(init), whole(make_mesh(1))))
+  checkpoints.close()
+  return hashlib.sha256(b''.join(np.asarray(a).tobytes() for a in jax.tree.leaves(state))).hexdigest()
+
+
+def at_batch(n):
+  """Death in the n-th batch that is cut, counted from 0; validation cuts two in 20 steps."""
+  return ('data', 'TrainWindows', 'batch', n)
+
+
+def test_a_killed_run_goes_on_bit_for_bit(train, finished, tmp_path, rng):
+  workdir = tmp_path / 'run'
+  train(workdir, kill=at_batch(rng.randrange(1, 20)))
+  train(workdir)
+  assert digest(workdir) == digest(finished[0])
+
+
+def test_validation_beyond_a_table_is_left_out_with_a_note(finished):
+  assert 'note: no validation at 2x: learned has positions for 32 tokens, asked for 64' in finished[1]
+  assert 'validation perplexity' in finished[1]
+
+
+@pytest.mark.faults
+def test_killed_five_times_even_while_saving(train, finished, tmp_path, rng):
+  """Every life but the last dies: at the first batch after a save was begun, before any save, anywhere."""
+  workdir = tmp_path / 'run'
+  lives = [0, 4, rng.randrange(1, 4), 4, rng.randrange(1, 5)]
+  for n in lives:
+    train(workdir, kill=at_batch(n))
+  out = train(workdir)
+  assert digest(workdir) == digest(finished[0])
+  assert 'finished, step 20' in out
+  assert not list((workdir / 'checkpoints').glob('*tmp*')), 'leftovers of killed saves are swept'
+  assert sorted(int(p.name) for p in (workdir / 'checkpoints').iterdir()) == [4, 8, 12, 16, 20]
+
+
+@pytest.mark.faults
+def test_killed_in_the_middle_of_writing_a_checkpoint(train, finished, tmp_path):
+  """The files are partly there, under a name that nobody takes for a step."""
+  workdir = tmp_path / 'run'
+  saving = ('orbax.checkpoint._src.path.atomicity', 'AtomicRenameTemporaryPath', 'finalize', 3)
+  train(workdir, kill=saving)
+  assert list((workdir / 'checkpoints').glob('*tmp*')), 'nothing was being written: kill somewhere else'
+  train(workdir)
+  assert digest(workdir) == digest(finished[0])
+  assert not list((workdir / 'checkpoints').glob('*tmp*'))
+
+
+@pytest.fixture(scope='module')
+def curve(start, finished):
+  """The uninterrupted sweep of the finished run: (its folder, options)."""
+  options = ['--method=none', '--method=ntk', '--method=logn', '--multiples=0.5,1,2']
+  out = start('eval_extrapolation', f'--workdir={finished[0]}', *options)
+  assert 'unsupported' in out
+  return finished[0] / 'extrapolation', options
+
+
+def test_a_killed_sweep_gives_the_same_bytes(start, finished, curve, tmp_path, rng):
+  folder, options = curve
+  workdir = tmp_path / 'run'
+  shutil.copytree(finished[0], workdir, ignore=shutil.ignore_patterns('extrapolation'))
+  # Four calls score something: none and logn (the same arrays up to 1x) at two lengths by two protocols.
+  kill = ('evaluation.score', 'Scorer', '__call__', rng.randrange(1, 4))
+  start('eval_extrapolation', f'--workdir={workdir}', *options, kill=kill)
+  assert not (workdir / 'extrapolation' / 'curve.jsonl').exists(), 'half a curve'
+  start('eval_extrapolation', f'--workdir={workdir}', *options)
+  for name in ('curve.jsonl', 'curve.csv'):
+    assert (workdir / 'extrapolation' / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_what_a_scheme_cannot_give_is_recorded_as_unsupported(curve):
+  """Exit 0 and a reason: a table has no row past its end, and NTK nothing to act on without frequencies."""
+  points = [json.loads(line) for line in (curve[0] / 'curve.jsonl').read_text().splitlines()]
+  outcome = {
+    (p['method'], p['length']): (p['outcome'], p['reason']) for p in points if p['protocol'] == 'fixed_targets'
+  }
+  table = ('unsupported', 'learned has positions for 32 tokens, asked for 64')
+  frequencies = ('unsupported', 'ntk: Learned has no frequencies to scale; ALiBi has no frequencies to scale')
+  assert outcome == {
+    **{('none', n): ('ok', None) for n in (16, 32)},
+    **{('logn', n): ('ok', None) for n in (16, 32)},
+    **{('ntk', n): frequencies for n in (16, 32)},
+    **{(method, 64): table for method in ('none', 'ntk', 'logn')},
+  }
+  assert all(('nll' in p) == (p['outcome'] == 'ok') for p in points), 'a number where there is none to give'
+  assert (curve[0] / 'curve.png').stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+  ('flag', 'says'), [('--checkpoint=7', '7: allowed: 4, 8, 12, 16, 20'), ('--checkpoint=x', "'x'")]
+)
+@pytest.mark.faults
+def test_a_sweep_of_what_was_not_saved(root, finished, flag, says):
+  command = [sys.executable, 'eval_extrapolation.py', f'--workdir={finished[0]}', flag]
+  done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+  assert done.returncode == 2
+  assert done.stderr.startswith('error: ')
+  assert done.stderr.count('\n') == 1
+  assert says in done.stderr
+
+
+FULL_DISK = """
+import resource, runpy, sys
+resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))  # files end here, as on a full disk
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name='__main__')
+"""
+
+
+@pytest.mark.faults
+def test_a_full_disk_is_no_success(root, tmp_path):
+  """The save fails in the background, after the loop has gone on; exit 0 would leave a run without its end."""
+  command = [sys.executable, '-c', FULL_DISK, 'train.py', '--config=configs/smoke.py', f'--workdir={tmp_path}/run']
+  env = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(root), 'JAX_ENABLE_COMPILATION_CACHE': 'false'}
+  done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=300)
+  assert done.returncode == 1, done.stdout + done.stderr
+  assert 'finished, step 20' not in done.stdout
+  assert Checkpoints(tmp_path / 'run').steps == []
