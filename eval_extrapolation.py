@@ -5,22 +5,21 @@
 Writes workdir/extrapolation/: curve.jsonl, curve.csv, curve.png and event files. A second sweep adds to the curve.
 """
 
+import functools
 import pathlib
 from typing import Any
 
 import jax
 import tqdm
 from absl import flags
-from flax import nnx
 
 import posenc
 from configs.schema import Config
-from data import load_data
 from evaluation import report
 from evaluation.plan import Plan
 from evaluation.score import Scorer
 from evaluation.sweep import cost, sweep
-from models.lm import LM, abstract
+from models.lm import abstract
 from spec import SpecError
 from training import cli, provenance
 from training.checkpoints import Checkpoints, as_abstract
@@ -51,11 +50,7 @@ def main() -> int:
   report.check_writable(workdir / 'extrapolation')
 
   # ---- data, model
-  data = load_data(
-    config.data,
-    train_len=config.train_len,
-    min_test_tokens=config.eval.min_test_tokens(config.train_len, config.max_multiple),
-  )
+  data = config.load_data()
   plan = Plan(
     config.eval,
     data.splits.test,
@@ -65,10 +60,7 @@ def main() -> int:
     bos_id=data.tokenizer.bos,
     corpus_sha256=data.sha256,
   )
-  make = lambda: LM(  # noqa: E731
-    config.model, config.posenc, vocab_size=data.tokenizer.vocab_size, train_len=config.train_len,
-    rngs=nnx.Rngs(config.seed),
-  )  # fmt: skip
+  make = functools.partial(config.build_model, data.tokenizer.vocab_size)
   graphdef, shapes = abstract(make)
   mesh = make_mesh(len(jax.devices()))
   params = checkpoints.restore(step, {'params': as_abstract(shapes, whole(mesh))})['params']

@@ -5,6 +5,7 @@
 Run the same command again to resume; a finished run is left as it is. SIGTERM and SIGINT save and exit.
 """
 
+import functools
 import math
 import pathlib
 import signal
@@ -16,8 +17,8 @@ from ml_collections import config_flags
 
 import posenc
 from configs.schema import Config
-from data import TrainWindows, load_data
-from models.lm import LM, abstract
+from data import TrainWindows
+from models.lm import abstract
 from training import cli, provenance
 from training.checkpoints import Checkpoints, as_abstract
 from training.devices import make_mesh, split_batch, whole
@@ -36,11 +37,7 @@ def main() -> int:
   # ---- config and data: everything that can be wrong is wrong here, before anything is compiled or written
   config = Config.from_dict(CONFIG.value.to_dict())
   workdir = pathlib.Path(WORKDIR.value).absolute()
-  data = load_data(
-    config.data,
-    train_len=config.train_len,
-    min_test_tokens=config.eval.min_test_tokens(config.train_len, config.max_multiple),
-  )
+  data = config.load_data()
   cut_as = {'bos': config.data.bos, 'bos_id': data.tokenizer.bos}
   windows = TrainWindows(data.splits.train, config.train_len, **cut_as, seed=config.seed)
   slots = [config.build_scheme(text) for text in config.posenc]
@@ -63,10 +60,7 @@ def main() -> int:
     return 0
 
   # ---- model, optimizer, state
-  make = lambda: LM(  # noqa: E731
-    config.model, config.posenc, vocab_size=data.tokenizer.vocab_size, train_len=config.train_len,
-    rngs=nnx.Rngs(config.seed),
-  )  # fmt: skip
+  make = functools.partial(config.build_model, data.tokenizer.vocab_size)
   graphdef, shapes = abstract(make)
   tx = make_optimizer(config.optimizer, config.steps, decay_mask(nnx.eval_shape(make)))
   mesh = make_mesh(config.batch)

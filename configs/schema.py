@@ -15,9 +15,9 @@ import ml_collections
 from flax import nnx
 
 import posenc
-from data import DataConfig
+from data import Data, DataConfig, load_data
 from evaluation.plan import EvalConfig
-from models.lm import ModelConfig
+from models.lm import LM, ModelConfig
 from posenc import PositionScheme
 from spec import SpecError, one_of
 from training.optimizer import OptimizerConfig
@@ -111,6 +111,14 @@ class Config:
       train_len=self.train_len,
       rngs=nnx.Rngs(0),
     )
+
+  def load_data(self) -> Data:
+    """The corpus, split so that every test document serves the longest length a sweep of this run may ask for."""
+    shortest = self.eval.min_test_tokens(self.train_len, self.max_multiple)
+    return load_data(self.data, train_len=self.train_len, min_test_tokens=shortest)
+
+  def build_model(self, vocab_size: int) -> LM:
+    return LM(self.model, self.posenc, vocab_size=vocab_size, train_len=self.train_len, rngs=nnx.Rngs(self.seed))
 
   def to_dict(self) -> dict[str, Any]:
     return dataclasses.asdict(self)

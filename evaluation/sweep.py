@@ -58,7 +58,7 @@ def sweep(
   # first, because shorter lengths are compared with it too.
   points: dict[tuple, Point] = {}
   follows = {m: posenc.follows_length(m, schemes, train_len) for m in methods}
-  first: dict[tuple[str, str], np.ndarray] = {}
+  first: dict[str, np.ndarray] = {}
   for length in sorted(lengths, key=lambda n: (n != train_len, n)):
     scored: dict[tuple[str, str], _Outcome] = {}
     none: dict[str, np.ndarray] = {}
@@ -70,9 +70,8 @@ def sweep(
         pos, key, reason = None, '', str(unsupported)
       for protocol in plan.cfg.protocols:
         windows = plan.windows(protocol, length)
-        size = len(windows) * length
         low, high = plan.contexts(protocol, length)
-        point = {
+        point = points[protocol, length, method] = {
           'scheme': ' '.join(facts['posenc']),
           'method': method,
           'follows_length': follows[method],
@@ -88,15 +87,13 @@ def sweep(
           'positions_hash': key or None,
           **facts,
         }
-        points[protocol, length, method] = point
-        if pos is None:
-          progress.update(size)
-          continue
-        if (key, protocol) not in scored:
+        if pos is None or (key, protocol) in scored:
+          progress.update(len(windows) * length)
+        else:
           progress.set_postfix_str(f'{length} tokens, {method}')
           scored[key, protocol] = _score(scorer, plan, windows, pos, bytes_per_token_V, progress)
-        else:
-          progress.update(size)
+        if pos is None:
+          continue
         outcome = scored[key, protocol]
         point |= _numbers(outcome)
         if method == 'none':
@@ -106,9 +103,11 @@ def sweep(
         if protocol == 'fixed_targets':
           # The same targets at every length, so a method's rise over its own 1x pairs by document too.
           if length == train_len:
-            first[method, protocol] = outcome.nll_D
-          if (method, protocol) in first:
-            point |= _difference('vs_1x', outcome.nll_D, first[method, protocol])
+            first[method] = outcome.nll_D
+          if method in first:
+            point |= _difference('vs_1x', outcome.nll_D, first[method])
+    measured = (points[plan.cfg.protocols[0], length, method] for method in methods)
+    progress.write(f'{length} tokens: ' + ', '.join(f'{p["method"]} {p["ppl"]:.4g}' for p in measured if 'ppl' in p))
   for protocol in plan.cfg.protocols:
     for length in sorted(lengths):
       for method in methods:

@@ -147,7 +147,7 @@ def test_an_unfinished_save_is_ignored_by_readers_and_swept_by_the_next_writer(t
   writer = Checkpoints(tmp_path, keep=3)
   writer.save(1, {'params': {'w': jnp.ones(3)}})
   writer.close()
-  leftover = tmp_path / 'checkpoints' / '9.orbax-checkpoint-tmp'
+  leftover = tmp_path / 'checkpoints' / '5.orbax-checkpoint-tmp'
   (leftover / 'params').mkdir(parents=True)
   reader = Checkpoints(tmp_path)
   assert reader.steps == [1]

@@ -165,13 +165,11 @@ SMOKE = '--config=configs/smoke.py'
 DATA = '--config.data.corpus='
 PROGRAMS = {
   'misspelt key': (('train', SMOKE, '--workdir={w}', '--config.stepz=3'), 'Did you mean "steps"'),
-  'bad scheme': (('train', f'{SMOKE}:ropee', '--workdir={w}'), "config.posenc: scheme = 'ropee': did you mean 'rope'?"),
   'offline hub': (('train', SMOKE, '--workdir={w}', f"{DATA}hub(id='x/y', split='test')"), "hub: id = 'x/y'"),
   'empty glob': (('train', SMOKE, '--workdir={w}', f"{DATA}text(glob='{{w}}/*.txt')"), 'matches no file'),
   'short documents': (('train', SMOKE, '--workdir={w}', '--config.max_multiple=99999'), 'shorten train_len or'),
   'file for a workdir': (('train', SMOKE, '--workdir={w}/file/run'), '/file/run: Not a directory'),
   'no run': (('eval_extrapolation', '--workdir={w}'), 'holds no run (no config.json); train there first'),
-  'no workdir': (('eval_extrapolation',), '--workdir'),
 }
 
 

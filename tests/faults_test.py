@@ -81,7 +81,7 @@ def finished(train, tmp_path_factory):
 
 
 @pytest.fixture
-def rng(capsys):
+def rng():
   """Seeded by the clock: another place every time; the seed is shown, so that a failure can be repeated."""
   seed = int(os.environ.get('FAULTS_SEED', time.time()))
   print(f'FAULTS_SEED={seed}')

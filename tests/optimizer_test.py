@@ -39,6 +39,7 @@ def test_schedule_at_its_edges(warmup, steps):
   values = np.array([float(lr(n)) for n in range(steps)])
   assert np.all((values > 0) & (values <= 1e-2 * (1 + 1e-6)))
   assert (values[0] == pytest.approx(1e-2)) == (warmup == 0)
+  assert values.max() > 4.9e-3, 'a run shorter than its warm-up should not crawl'
 
 
 def test_update_n_is_made_with_the_rate_that_is_logged_for_it():

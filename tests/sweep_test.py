@@ -48,6 +48,9 @@ class Bar:
   def update(self, n):
     self.n += n
 
+  def write(self, text):
+    assert '\n' not in text
+
   def set_postfix_str(self, text):
     pass
 

@@ -17,7 +17,8 @@ def start_jax() -> None:
   jax.config.update('jax_compilation_cache_dir', cache)
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
   if 'JAX_NUM_CPU_DEVICES' not in os.environ:
-    jax.config.update('jax_num_cpu_devices', min(len(os.sched_getaffinity(0)), 8))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1  # macOS has none
+    jax.config.update('jax_num_cpu_devices', min(cores, 8))
 
 
 def make_mesh(batch: int) -> jax.sharding.Mesh:
