@@ -42,7 +42,7 @@ def main() -> int:
     asked['eval']['multiples'] = tuple(_number('multiples', text) for text in MULTIPLES.value)
   config = Config.from_dict(asked)  # checked like any config
   methods = ('none', *(m for m in config.methods if m != 'none'))  # what every method is compared with
-  lengths = [int(m * config.train_len) for m in config.eval.multiples]
+  lengths = [config.tokens(m) for m in config.eval.multiples]
   checkpoints = Checkpoints(workdir)
   step = checkpoints.latest if CHECKPOINT.value == 'latest' else _number('checkpoint', CHECKPOINT.value, int)
   if step is None:

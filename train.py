@@ -45,7 +45,7 @@ def main() -> int:
   train_pos = posenc.positions('none', slots, config.train_len, config.train_len)
   held_out = {}
   for multiple in config.log.validate_multiples:
-    length = int(multiple * config.train_len)
+    length = config.tokens(multiple)
     try:
       pos = posenc.positions('none', slots, config.train_len, length)
     except posenc.Unsupported as reason:

@@ -89,8 +89,7 @@ class Config:
     targets = self.eval.targets(self.train_len)
     fields = {'eval.multiples': self.eval.multiples, 'log.validate_multiples': self.log.validate_multiples}
     for field, multiple in ((field, multiple) for field, multiples in fields.items() for multiple in multiples):
-      length = multiple * self.train_len
-      if length != int(length):
+      if abs(multiple * self.train_len - self.tokens(multiple)) > 1e-6:  # 1.1 x 100 is 110.00000000000001
         raise ValueError(f'{field}: {multiple} x train_len = {self.train_len}: a whole number of tokens is allowed')
       if multiple > self.max_multiple:
         raise ValueError(f'{field}: {multiple}: at most max_multiple = {self.max_multiple} is allowed')
@@ -100,6 +99,10 @@ class Config:
           f'eval.multiples: {multiple} x train_len = {multiple * self.train_len:g} tokens: more than the {targets} '
           'targets that every window scores is allowed'
         )
+
+  def tokens(self, multiple: float) -> int:
+    """A length given in units of `train_len`, in tokens."""
+    return round(multiple * self.train_len)
 
   def build_scheme(self, text: str) -> PositionScheme:
     """The scheme with this run's shapes, unseeded: for its checks, its numbers, not its parameters."""

@@ -44,7 +44,8 @@ def pi(pos, scheme, train_len, eval_len, *, factor: float | None = None) -> Writ
 
   Frequencies rather than positions, so that positions stay integers, exact in float32.
   """
-  return {'inv_freq_P': _frequencies(scheme) / _scale(factor, train_len, eval_len)}
+  s = _scale(factor, train_len, eval_len)
+  return {'inv_freq_P': _frequencies(scheme) / s}
 
 
 def _ntk(scheme: PositionScheme, s: float) -> np.ndarray:
@@ -63,8 +64,8 @@ def ntk(pos, scheme, train_len, eval_len, *, factor: float | None = None) -> Wri
 
 def dynamic_ntk(pos, scheme, train_len, eval_len, *, factor: float | None = None) -> Writes:
   """Dynamic NTK, YaRN section 3.3: `ntk` with s = max(1, l/L) of the pass at hand. factor: the largest s, a cap."""
-  s = _scale(None, train_len, eval_len)
-  return {'inv_freq_P': _ntk(scheme, s if factor is None else min(s, _scale(factor, train_len, eval_len)))}
+  cap = np.inf if factor is None else _scale(factor, train_len, eval_len)
+  return {'inv_freq_P': _ntk(scheme, min(_scale(None, train_len, eval_len), cap))}
 
 
 def dynamic_ntk_hf(pos, scheme, train_len, eval_len, *, factor: float = 2.0) -> Writes:

@@ -1,5 +1,6 @@
 """The real programs, killed: a run that is started again ends where an uninterrupted one does, to the bit."""
 
+import functools
 import hashlib
 import json
 import os
@@ -16,7 +17,6 @@ import pytest
 from flax import nnx
 
 from configs.schema import Config
-from models.lm import LM
 from training import provenance
 from training.checkpoints import Checkpoints, as_abstract
 from training.devices import make_mesh, whole
@@ -91,7 +91,7 @@ def rng():
 def digest(workdir, step=20):
   """Of parameters and optimizer state."""
   config = Config.from_dict(provenance.read(workdir))
-  make = lambda: LM(config.model, config.posenc, vocab_size=257, train_len=config.train_len, rngs=nnx.Rngs(0))  # noqa: E731
+  make = functools.partial(config.build_model, 257)
   tx = make_optimizer(config.optimizer, config.steps, decay_mask(nnx.eval_shape(make)))
 
   def init():

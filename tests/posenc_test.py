@@ -12,7 +12,7 @@ from flax import nnx
 import posenc
 from posenc.alibi import slopes
 from posenc.t5 import buckets
-from spec import SpecError
+from spec import SpecError, keywords
 
 FREQUENCY = ('pi', 'ntk', 'dynamic_ntk', 'dynamic_ntk_hf', 'ntk_by_parts', 'yarn', 'llama31')
 SCHEMES = ('nope', 'sinusoidal', 'learned', 'rope', 'alibi', 't5')
@@ -376,6 +376,15 @@ def test_learned_positions_end_with_their_table():
 def test_refused_methods(method, words):
   with refused(SpecError, *words):
     posenc.positions(method, rope(), 128, 256)
+
+
+@pytest.mark.parametrize('method', [m for m in posenc.METHODS if 'factor' in keywords(posenc.METHODS[m])])
+@pytest.mark.parametrize('factor', ['0', '-1', '0.5', '"8"'])
+def test_a_bad_factor_is_refused_on_every_scheme(method, factor):
+  """Also where the method would be unsupported: a typo is an error, not an outcome to record."""
+  for name in posenc.SCHEMES:
+    with refused(SpecError, 'factor'):
+      posenc.positions(f'{method}(factor={factor})', build(name), 128, 128)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import data
 import posenc
-from configs import smoke
+from configs import schema, smoke
 from configs.schema import Config
 from models.lm import LM, ModelConfig, abstract
 from training import cli, provenance
@@ -64,6 +64,7 @@ def train(program):
 
     class Windows(data.TrainWindows):
       def batch(self, step, batch):
+        # Training, not validation: the tests with an `at` train on batches of another size.
         if self.seed == config.seed and self.length == config.train_len and batch != config.log.validation_windows:
           (at or {}).get(step, lambda: None)()
         return super().batch(step, batch)
@@ -72,7 +73,7 @@ def train(program):
     with pytest.MonkeyPatch.context() as patch:
       patch.setattr(program, 'CONFIG', SimpleNamespace(value=config))
       patch.setattr(program, 'WORKDIR', SimpleNamespace(value=str(workdir)))
-      patch.setattr(program, 'load_data', load)
+      patch.setattr(schema, 'load_data', load)
       patch.setattr(program, 'TrainWindows', Windows)
       for name, value in patches.items():
         patch.setattr(program, name, value)
@@ -98,7 +99,7 @@ def finished(train, tmp_path_factory):
 def final(workdir, step=20):
   """The train state that a run ended with, as {path: bytes}: parameters and optimizer."""
   config = Config.from_dict(provenance.read(workdir))
-  make = lambda: LM(config.model, config.posenc, vocab_size=257, train_len=config.train_len, rngs=nnx.Rngs(0))  # noqa: E731
+  make = functools.partial(config.build_model, 257)
   tx = make_optimizer(config.optimizer, config.steps, decay_mask(nnx.eval_shape(make)))
 
   def init():
