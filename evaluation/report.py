@@ -164,7 +164,7 @@ def plot(path: pathlib.Path, points: Sequence[Point]) -> None:
   ok = [p for p in points if p['outcome'] == 'ok']
   if ok:
     floor = min(p['ppl'] for p in ok)
-    ceiling = max(min(10 * floor, max(p['ppl'] for p in ok)), 1.2 * floor)
+    ceiling = max(min(15 * floor, max(p['ppl'] for p in ok)), 1.2 * floor)
   else:
     floor, ceiling = 1.0, 10.0
   labels = list(dict.fromkeys(_label(p, several) for p in points))
