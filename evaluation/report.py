@@ -151,7 +151,7 @@ def _cell(point: Point | None) -> str:
 def plot(path: pathlib.Path, points: Sequence[Point]) -> None:
   """Perplexity against length, log2 both ways, a panel per protocol, a band per line (t over documents).
 
-  Dashed lines are oracles: their method is told how long the input is. Failures reach 10**3, so y ends at ten times the
+  Dashed lines are oracles: their method is told how long the input is. Failures reach 10**3, so y ends at 15 times the
   lowest value; points above sit on the edge as triangles.
   """
   import matplotlib.figure  # no pyplot: it would look for a display
