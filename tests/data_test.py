@@ -132,7 +132,7 @@ def test_hub_offline_fails_fast_and_clear():
   start = time.monotonic()
   done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, env=env, capture_output=True, text=True)
   assert done.stdout == 'ready' and time.monotonic() - start < 20
-  assert done.stderr.splitlines()[-1].startswith("ValueError: corpus hub: id = 'a/b': cannot be reached")
+  assert done.stderr.splitlines()[-1].startswith("spec.SpecError: corpus hub: id = 'a/b': cannot be reached")
 
 
 # Tokenizers.

@@ -60,10 +60,18 @@ def test_zeroed_head_is_uniform(tied):
 
 
 def test_starts_near_uniform():
-  """The initialisation neither saturates nor favours a token: the loss of an untrained model is near ln V."""
+  """The initialisation neither saturates nor favours a token: the loss of an untrained model is near ln V.
+
+  With a tied head a token's own id is favoured at first, by sqrt(D) standard deviations at any scale; among the others
+  the logits are as flat.
+  """
   for pattern in [('rope',), ('sinusoidal',), ('learned',)]:
-    lm, pos = build(pattern, layers=4, d_model=64)
+    lm, pos = build(pattern, layers=4, d_model=64, tied=False)
     assert abs(float(lm.nll(TOKENS, TARGETS, pos).mean()) - math.log(VOCAB)) < 1.0
+    lm, pos = build(pattern, layers=4, d_model=64)
+    logits = lm.logits(lm.hidden(TOKENS, pos))
+    others = jnp.where(jax.nn.one_hot(TOKENS, VOCAB) > 0, jnp.nan, logits)
+    assert float(jnp.nanstd(others)) < 1.5
 
 
 def test_bfloat16_compute_keeps_float32_parameters_and_loss():

@@ -299,7 +299,7 @@ def test_failures_sit_on_the_edge_as_triangles(drawn):
   points = [point('none', n, 2.0) for n in LENGTHS]
   points += [point('pi', 8, 2.0), point('pi', 16, 6.0), point('pi', 32, 800.0), point('pi', 128, math.nan)]
   (ax,) = drawn(points).axes
-  ceiling = 10 * math.exp(2.0)
+  ceiling = 15 * math.exp(2.0)
   (line,) = lines(ax, 'pi')
   np.testing.assert_allclose(line.get_ydata(), [math.exp(2.0), ceiling, ceiling, ceiling])
   (marks,) = [line for line in ax.get_lines() if line.get_marker() == '^']

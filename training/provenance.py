@@ -37,7 +37,7 @@ def claim(workdir: pathlib.Path, config: Any) -> None:
     'git_commit': _git_commit(),
     'python': platform.python_version(),
     'versions': {name: metadata.version(name) for name in PACKAGES},
-    'devices': platform.processor() or platform.machine(),
+    'devices': f'{jax.device_count()} x {jax.devices()[0].device_kind} ({platform.machine()})',
   }
   temporary = path.with_suffix('.tmp')
   temporary.write_text(json.dumps(record, indent=2) + '\n')
