@@ -147,6 +147,19 @@ def test_gqa_is_mha_with_repeated_heads(name, kv):
   assert_same(*both(scheme, plain(scheme), kv=kv))
 
 
+def test_a_scheme_cannot_unmask():
+  """One that computes its logits anew still sees no later token: equal logits give the mean of what came before."""
+
+  class Anew(PositionScheme):
+    def score(self, logits, q, k, at_t, at_s, state_t, state_s, carry):
+      return jnp.zeros_like(logits), carry
+
+  q, k, v, _ = arrays()
+  o = attend(q, k, v, Anew(DIMS, nnx.Rngs(0)), plain(PositionScheme(DIMS, nnx.Rngs(0))), tile=8)
+  mean = jnp.cumsum(jnp.repeat(v, N // K, 2), 1) / jnp.arange(1, T + 1)[:, None, None]
+  np.testing.assert_allclose(o, mean, atol=1e-5)
+
+
 @pytest.mark.parametrize('window, sinks', [(1, 0), (5, 0), (8, 0), (9, 3), (5, 9), (np.inf, 3), (100, 0), (3, 20)])
 @pytest.mark.parametrize('name', ['rope', 'carry'])
 def test_windows_and_sinks(name, window, sinks):
