@@ -51,6 +51,7 @@ def main() -> int:
 
   # ---- data, model
   data = config.load_data()
+  provenance.check_data(workdir, data)
   plan = Plan(
     config.eval,
     data.splits.test,
@@ -84,23 +85,24 @@ def main() -> int:
     'corpus_tokens': data.n_tokens,
   }
   scorer = Scorer(graphdef, params, mesh, config.eval.batch_tokens)
+  points, kept = [], None
   with tqdm.tqdm(total=cost(plan, lengths, methods), unit='token', unit_scale=True, disable=None) as bar:
-    points = list(
-      sweep(
-        scorer,
-        plan,
-        slots,
-        methods,
-        lengths,
-        train_len=config.train_len,
-        bytes_per_token_V=data.tokenizer.bytes_per_token_V,
-        facts=facts,
-        progress=bar,
-      )
+    parts = sweep(
+      scorer,
+      plan,
+      slots,
+      methods,
+      lengths,
+      train_len=config.train_len,
+      bytes_per_token_V=data.tokenizer.bytes_per_token_V,
+      facts=facts,
+      progress=bar,
     )
+    for part in parts:  # written as it comes: a killed sweep keeps the lengths that it has measured
+      points, differed = report.write(workdir / 'extrapolation', part, keep=kept is None)
+      kept = kept or differed
 
   # ---- what it found
-  points, kept = report.write(workdir / 'extrapolation', points)
   for protocol in config.eval.protocols:
     print(f'\n{report.table(points, protocol)}')
   for method in methods:

@@ -75,10 +75,10 @@ def parse_one(text: str) -> Call:
   return calls[0]
 
 
-def keywords(fn: Callable, hidden: Iterable[str] = ()) -> dict[str, Any]:
-  """The keyword arguments a config may set on `fn` with their defaults: its keyword-only parameters, less `hidden`."""
+def keywords(fn: Callable) -> dict[str, Any]:
+  """The keyword arguments a config may set on `fn` with their defaults: its keyword-only parameters."""
   params = inspect.signature(fn).parameters.values()
-  return {p.name: p.default for p in params if p.kind is p.KEYWORD_ONLY and p.name not in set(hidden)}
+  return {p.name: p.default for p in params if p.kind is p.KEYWORD_ONLY}
 
 
 def check_keywords(what: str, call: Call, allowed: dict[str, Any]) -> None:

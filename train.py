@@ -52,7 +52,7 @@ def main() -> int:
       remarks.append(f'no validation at {multiple:g}x: {reason}')
     else:
       held_out[multiple] = (TrainWindows(data.splits.validation, length, **cut_as, seed=0), pos)
-  provenance.claim(workdir, config)
+  provenance.claim(workdir, config, data)
   checkpoints = Checkpoints(workdir, keep=config.log.keep)
   start = checkpoints.latest or 0
   if start >= config.steps:
@@ -121,8 +121,13 @@ def main() -> int:
 
   # ---- the loop
   stop: list[int] = []
+
+  def note(received, _):
+    stop.append(received)
+    signal.signal(received, signal.SIG_DFL)  # a second one ends the program, should the save hang
+
   for number in (signal.SIGTERM, signal.SIGINT):
-    signal.signal(number, lambda received, _: stop.append(received))
+    signal.signal(number, note)
   done, pending, stopping = start, None, False
   while done < config.steps and not stopping:
     batch, n_bytes = batch_at(done)
@@ -140,6 +145,9 @@ def main() -> int:
       validate(done)
     if finished or stopping or done % config.log.checkpoint_every == 0:
       checkpoints.save(done, state)
+    if pending is None or done == start + 1:
+      jax.block_until_ready(state)
+      log.restart(done)
   checkpoints.close()
   log.close()
   if done < config.steps:

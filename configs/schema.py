@@ -17,8 +17,8 @@ from flax import nnx
 import posenc
 from data import Data, DataConfig, load_data
 from evaluation.plan import EvalConfig
-from models.lm import LM, ModelConfig
-from posenc import PositionScheme
+from models.lm import LM, ModelConfig, check_pattern
+from posenc import METHODS, PositionScheme
 from spec import SpecError, one_of
 from training.optimizer import OptimizerConfig
 
@@ -52,7 +52,7 @@ class Config:
   """
 
   posenc: tuple[str, ...] = ('rope',)
-  methods: tuple[str, ...] = ('none', 'pi', 'ntk', 'dynamic_ntk', 'yarn', 'yarn(factor=8)')
+  methods: tuple[str, ...] = (*METHODS, 'yarn(factor=8)')
   train_len: int = 512
   max_multiple: int = 32
   steps: int = 10_000
@@ -72,16 +72,14 @@ class Config:
       raise ValueError(f'seed = {self.seed}: a whole number from 0 to 2**32 - 1 is allowed')
     if not self.posenc:
       raise ValueError('posenc = (): at least one scheme is allowed')
+    if not self.methods or len(set(self.methods)) != len(self.methods):
+      raise ValueError(f'methods = {self.methods}: at least one method, each once, is allowed')
     with _naming('methods'):
       for method in self.methods:
         posenc.check_method(method)
-    if self.model.layers % len(self.posenc):
-      raise ValueError(
-        f'model.layers = {self.model.layers}: a multiple of the {len(self.posenc)} slots of posenc = {self.posenc} '
-        'is allowed'
-      )
     with _naming('posenc'):
       slots = [self.build_scheme(text) for text in self.posenc]
+    check_pattern(self.model, slots)
     for method in self.methods:
       # Unsupported is no error: the sweep records it as the outcome of the method's points.
       with _naming('methods'), contextlib.suppress(posenc.Unsupported):

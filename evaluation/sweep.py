@@ -48,18 +48,18 @@ def sweep(
   bytes_per_token_V: np.ndarray,
   facts: dict[str, Any],
   progress: Any,
-) -> Iterator[Point]:
-  """Points in the order of protocols, lengths rising, methods. `facts` go into each. `progress` is a tqdm bar.
+) -> Iterator[list[Point]]:
+  """The points of one length after the other, by protocol and method. `facts` go into each; `progress` is a tqdm bar.
 
   'none' comes first: methods are compared with it, document by document. Two methods that make the same arrays at a
   length (yarn and yarn(factor=8) at 8x, everything that follows the length at 1x) are scored once.
   """
   # Lengths are the outer loop: a program is compiled, serves every method and protocol, and is not needed again. 1x is
   # first, because shorter lengths are compared with it too.
-  points: dict[tuple, Point] = {}
   follows = {m: posenc.follows_length(m, schemes, train_len) for m in methods}
   first: dict[str, np.ndarray] = {}
   for length in sorted(lengths, key=lambda n: (n != train_len, n)):
+    points: dict[tuple[str, str], Point] = {}
     scored: dict[tuple[str, str], _Outcome] = {}
     none: dict[str, np.ndarray] = {}
     for method in methods:
@@ -71,7 +71,7 @@ def sweep(
       for protocol in plan.cfg.protocols:
         windows = plan.windows(protocol, length)
         low, high = plan.contexts(protocol, length)
-        point = points[protocol, length, method] = {
+        point = points[protocol, method] = {
           'scheme': ' '.join(facts['posenc']),
           'method': method,
           'follows_length': follows[method],
@@ -106,12 +106,9 @@ def sweep(
             first[method] = outcome.nll_D
           if method in first:
             point |= _difference('vs_1x', outcome.nll_D, first[method])
-    measured = (points[plan.cfg.protocols[0], length, method] for method in methods)
+    measured = (points[plan.cfg.protocols[0], method] for method in methods)
     progress.write(f'{length} tokens: ' + ', '.join(f'{p["method"]} {p["ppl"]:.4g}' for p in measured if 'ppl' in p))
-  for protocol in plan.cfg.protocols:
-    for length in sorted(lengths):
-      for method in methods:
-        yield points[protocol, length, method]
+    yield [points[protocol, method] for protocol in plan.cfg.protocols for method in methods]
 
 
 def _score(scorer, plan, windows, pos, bytes_per_token_V, progress) -> _Outcome:

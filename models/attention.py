@@ -88,6 +88,20 @@ def _mix(scheme: PositionScheme, p_BNts: jax.Array, v_BKsH: jax.Array, at_q: Whe
   return o_BNtH if more_BNtH is None else o_BNtH + more_BNtH
 
 
+def _mix_transposed(p_BNts: jax.Array, do_BNtH: jax.Array, v_BKsH: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Gradients of p @ v by p and by v, float32 from products in v's dtype.
+
+  By hand: `jax.vjp` rounds d p to bfloat16 before delta is taken from it, and multiplies float32 by bfloat16.
+  """
+  b, n, t, s = p_BNts.shape
+  kv = v_BKsH.shape[1]
+  do_BKGtH = do_BNtH.reshape(b, kv, n // kv, t, -1).astype(v_BKsH.dtype)
+  p_BKGts = p_BNts.reshape(b, kv, n // kv, t, s).astype(v_BKsH.dtype)
+  dp_BKGts = jnp.einsum('BKGtH,BKsH->BKGts', do_BKGtH, v_BKsH, preferred_element_type=jnp.float32)
+  dv_BKsH = jnp.einsum('BKGts,BKGtH->BKsH', p_BKGts, do_BKGtH, preferred_element_type=jnp.float32)
+  return _heads(dp_BKGts), dv_BKsH
+
+
 class Walk(NamedTuple):
   """The key tiles that a query tile visits, from the diagonal leftwards: hi .. lo, then the sinks' tiles."""
 
@@ -190,7 +204,8 @@ def attend_tiles(
       o = seen.o_BNTH * shrink[..., None] + _mix(scheme, p, _tile(v_BKSH, s, tile, -2), at_i, at_s)
       return Running(o, m, seen.l_BNT * shrink + p.sum(-1), carry)
 
-    return _loop(walk.count, k_tiles if running is None else 2, add, init)
+    # A foreign block may hold no visible tile at all, so that a count of one is no certainty there.
+    return _loop(walk.count, k_tiles if running is None else k_tiles + 1, add, init)
 
   out = _rows(q.x.shape[-2] // tile, row)
   return Running(*(_unstack(a, 2) for a in out))
@@ -222,8 +237,8 @@ def _backward(graphdef, tile, saved, do_BNTH):
   def logits(params, q_i, k_s, at_i, at_s, carry):
     return _logits(nnx.merge(graphdef, params), q_i, k_s, at_i, at_s, masks, carry)
 
-  def mix(params, p, v_s, at_i, at_s):
-    return _mix(nnx.merge(graphdef, params), p, v_s, at_i, at_s)
+  def values(params, p, at_i, at_s):
+    return nnx.merge(graphdef, params).values(p, at_i.at_T, at_s.at_T)
 
   def row(i, sums):
     q_i, at_i = _side(q, i * tile, tile), _where(at_q, i * tile, tile)
@@ -253,8 +268,10 @@ def _backward(graphdef, tile, saved, do_BNTH):
       carry = jax.tree.map(lambda a: a[step], carries)
       (scores, _), vjp = jax.vjp(lambda w, a, b, c: logits(w, a, b, at_i, at_s, c), params, q_i, k_s, carry)
       p = jnp.exp(scores - lse[..., None])
-      _, vjp_mix = jax.vjp(lambda w, p, v: mix(w, p, v, at_i, at_s), params, p, v_s)
-      dparams_mix, dp, dv_s = vjp_mix(do)
+      dp, dv_s = _mix_transposed(p, do, v_s)
+      more, vjp_values = jax.vjp(lambda w, p: values(w, p, at_i, at_s), params, p)
+      dparams_mix, dp_more = vjp_values(None if more is None else do)
+      dp = dp if more is None else dp + dp_more
       dparams_s, dq_s, dk_s, dcarry = vjp((p * (dp - delta[..., None]), dcarry))
 
       def add_tile(total, part, axis):
@@ -272,8 +289,8 @@ def _backward(graphdef, tile, saved, do_BNTH):
       return dparams, dq, dk, add_tile(dv, dv_s, -2), dcarry
 
     dparams, dk, dv = sums
-    zeros = (_zeros(q_i), jax.tree.map(jnp.zeros_like, carry))
-    dparams, dq, dk, dv, _ = _loop(walk.count, tiles, pull, (dparams, zeros[0], dk, dv, zeros[1]))
+    dcarry = jax.tree.map(jnp.zeros_like, carry)
+    dparams, dq, dk, dv, _ = _loop(walk.count, tiles, pull, (dparams, _zeros(q_i), dk, dv, dcarry))
     return (dparams, dk, dv), dq
 
   # Sums over tiles are kept in float32 whatever the compute dtype.
@@ -281,7 +298,7 @@ def _backward(graphdef, tile, saved, do_BNTH):
   if tiles == 1:
     (dparams, dk, dv), dq = row(jnp.int32(0), sums)
   else:
-    (dparams, dk, dv), dq = jax.lax.scan(lambda sums, i: row(i, sums), sums, jnp.arange(tiles))[:]
+    (dparams, dk, dv), dq = jax.lax.scan(lambda sums, i: row(i, sums), sums, jnp.arange(tiles))
     dq = Side(_unstack(dq.x, -2), _unstack(dq.far, -2), _unstack(dq.state, 1))
   like = lambda grad, x: jax.tree.map(lambda g, a: g.astype(a.dtype), grad, x)  # noqa: E731
   return dparams, like(dq, q), like(dk, k), like(dv, v_BKTH), None, None, None
@@ -306,7 +323,7 @@ def attend(
 ) -> jax.Array:
   """Causal attention under a position scheme, [B, T, N, H], exact for every `tile`.
 
-  Rotates, multiplies q by `scheme.q_scale * pos.logit_scale` and k by `pos.key_scale` (nobody else scales, so a
+  Rotates, multiplies q by `scheme.q_scale * pos.logit_scale_T` and k by `pos.key_scale_T` (nobody else scales, so a
   temperature never touches an additive bias), then walks tiles with softmax in float32. `tile >= T` is the dense path;
   a T that is no multiple of the tile is padded on the right, where no query looks. Gradients reach q, k, v, `state`
   (the scheme's `token_state`) and the scheme's parameters; `pos` gets none.
@@ -322,8 +339,9 @@ def attend(
   scale_T = pos.logit_scale_T * scheme.q_scale
 
   def turned(pos_q, pos_k):
-    q, _ = scheme.rotate(q_BTNH, k_BTKH, pos_q)
-    _, k = scheme.rotate(q_BTNH, k_BTKH, pos_k)
+    q, k = scheme.rotate(q_BTNH, k_BTKH, pos_q)
+    if pos_k is not pos_q:
+      _, k = scheme.rotate(q_BTNH, k_BTKH, pos_k)
     q = (q * scale_T[:, None, None]).astype(q_BTNH.dtype).reshape(b, length, kv, n // kv, -1)
     k = (k * pos.key_scale_T[:, None, None]).astype(k_BTKH.dtype)
     return padded(jnp.moveaxis(q, 1, 3), -2), padded(jnp.moveaxis(k, 1, 2), -2)

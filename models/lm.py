@@ -19,7 +19,13 @@ DTYPES = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16}
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
-  """Shapes of the LM. `kv_heads` 0 means `heads`, `head_dim` 0 means d_model / heads, `d_mlp` 0 means 8/3 d_model."""
+  """Shapes of the LM, and how it is computed.
+
+  `kv_heads` 0 means `heads`, `head_dim` 0 means d_model / heads, `d_mlp` 0 means 8/3 d_model. `tied`: the embedding is
+  also the head. `dtype` is that of activations; parameters, positions, softmax and loss stay float32. `remat` computes
+  each layer again in the backward pass. `tile`: queries and keys per attention tile; `loss_chunk`: positions per chunk
+  of logits. Both are a matter of speed and memory, not of values.
+  """
 
   layers: int = 4
   d_model: int = 128
@@ -32,7 +38,7 @@ class ModelConfig:
   dtype: str = 'float32'
   remat: bool = False
   tile: int = 256
-  loss_chunk: int = 1024
+  loss_chunk: int = 128
 
   def __post_init__(self):
     for field in ('layers', 'd_model', 'heads', 'tile', 'loss_chunk'):
@@ -120,6 +126,18 @@ class Block(nnx.Module):
     return x_BTD + _dropout(self.mlp(self.norm_mlp(x_BTD)), self.cfg.dropout, keys[1])
 
 
+def check_pattern(cfg: ModelConfig, schemes: Sequence[PositionScheme]) -> None:
+  """Raises unless these schemes, one per slot, can share `cfg.layers` layers."""
+  names = tuple(scheme.name for scheme in schemes)
+  if cfg.layers % len(names):
+    raise ValueError(
+      f'model.layers = {cfg.layers}: a multiple of the {len(names)} slots of posenc = {names} is allowed'
+    )
+  for scheme in schemes[1:]:
+    if type(scheme).embed is not PositionScheme.embed:
+      raise ValueError(f'posenc = {names}: {scheme.name} adds to the embeddings; it is allowed in the first slot only')
+
+
 class LM(nnx.Module):
   """Token ids in, negative log-likelihoods out.
 
@@ -129,8 +147,6 @@ class LM(nnx.Module):
   """
 
   def __init__(self, cfg: ModelConfig, pattern: Sequence[str], *, vocab_size: int, train_len: int, rngs: nnx.Rngs):
-    if cfg.layers % len(pattern):
-      raise ValueError(f'layers = {cfg.layers}: a multiple of the {len(pattern)} slots of {tuple(pattern)} is allowed')
     self.cfg = cfg
     std = cfg.d_model**-0.5  # logits of unit variance where the embedding is also the head
     init = nnx.initializers.normal(std)
@@ -139,6 +155,7 @@ class LM(nnx.Module):
       posenc.build(text, heads=cfg.heads, head_dim=cfg.width, d_model=cfg.d_model, train_len=train_len, rngs=rngs)
       for text in pattern
     )
+    check_pattern(cfg, self.schemes)
     make = nnx.vmap(functools.partial(Block, cfg), in_axes=0, out_axes=0)
     repeats = cfg.layers // len(pattern)
     self.slots = nnx.List(make(rngs.split(repeats)) for _ in pattern)
@@ -171,15 +188,15 @@ class LM(nnx.Module):
     if self.cfg.remat:
       repeat = jax.checkpoint(repeat, prevent_cse=False)
     # Unrolled while that is cheap to compile: on CPUs the loop costs 10-40 %. The parameters are stacked either way.
-    x_BTD, _ = jax.lax.scan(repeat, x_BTD, (stacks, keys), unroll=repeats if repeats <= 8 else 1)
+    # Not where memory is to be saved: XLA merges an unrolled layer's recomputation with the layer itself.
+    unroll = repeats if repeats <= 8 and not self.cfg.remat else 1
+    x_BTD, _ = jax.lax.scan(repeat, x_BTD, (stacks, keys), unroll=unroll)
     return self.norm(x_BTD)
 
   def logits(self, x_BTD: jax.Array) -> jax.Array:
-    """f32[B, T, V]."""
-    if self.head is None:
-      table_VD = self.embedding.embedding[...].astype(x_BTD.dtype)
-      return jnp.einsum('BTD,VD->BTV', x_BTD, table_VD, preferred_element_type=jnp.float32)
-    return self.head(x_BTD).astype(jnp.float32)
+    """f32[B, T, V], never rounded to the compute dtype."""
+    table_DV = self.embedding.embedding[...].T if self.head is None else self.head.kernel[...]
+    return jnp.einsum('BTD,DV->BTV', x_BTD, table_DV.astype(x_BTD.dtype), preferred_element_type=jnp.float32)
 
   def nll(
     self,
@@ -196,17 +213,21 @@ class LM(nnx.Module):
     length = tokens_BT.shape[1]
     chunk = min(chunk or self.cfg.loss_chunk, length)
 
-    def loss(x_BcD, targets_Bc):
+    @jax.checkpoint
+    def loss(xs):
+      x_BcD, targets_Bc = xs
       return optax.softmax_cross_entropy_with_integer_labels(self.logits(x_BcD), targets_Bc)
 
     if chunk == length:
-      return loss(x_BTD, targets_BT)
+      return loss((x_BTD, targets_BT))
     pad = -length % chunk
-    x_BTD = jnp.pad(x_BTD, ((0, 0), (0, pad), (0, 0)))
-    targets_BT = jnp.pad(targets_BT, ((0, 0), (0, pad)))
-    split = lambda a: jnp.moveaxis(a.reshape(a.shape[0], -1, chunk, *a.shape[2:]), 1, 0)  # noqa: E731
-    nll_cBc = jax.lax.map(lambda xs: jax.checkpoint(loss)(*xs), (split(x_BTD), split(targets_BT)))
-    return jnp.moveaxis(nll_cBc, 0, 1).reshape(targets_BT.shape)[:, :length]
+
+    def chunks(x_BT):
+      x_BT = jnp.pad(x_BT, ((0, 0), (0, pad), *[(0, 0)] * (x_BT.ndim - 2)))
+      return jnp.moveaxis(x_BT.reshape(x_BT.shape[0], -1, chunk, *x_BT.shape[2:]), 1, 0)
+
+    nll_cBc = jax.lax.map(loss, (chunks(x_BTD), chunks(targets_BT)))
+    return jnp.moveaxis(nll_cBc, 0, 1).reshape(targets_BT.shape[0], -1)[:, :length]
 
 
 def abstract(make) -> tuple[Any, Any]:

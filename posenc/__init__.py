@@ -61,6 +61,8 @@ def check_method(text: str) -> list[Call]:
     if call.name not in METHODS:
       raise SpecError(one_of('method', call.name, METHODS))
     check_keywords('method', call, keywords(METHODS[call.name]))
+    if call.at is not None and call.at not in SCHEMES:
+      raise SpecError(one_of(f'method {call.name}: slot', call.at, SCHEMES))
   return calls
 
 

@@ -4,8 +4,8 @@ A method looks at the scheme, L (`train_len`, or the original length of a fine-t
 returns the fields of `Positions` that it writes. numpy float64 in and out. `factor=None` follows the length, s = l/L:
 an oracle told how long its input is; a number is one model for the whole curve.
 
-Symbols: theta_p trained frequency of pair p, d rotary width, w_p = 2 pi / theta_p wavelength, r_p = L / w_p turns made
-within L, s scale. Every scheme-independent formula is in YaRN's notation (Peng et al. 2023, 2309.00071).
+Symbols, as in YaRN (Peng et al. 2023, 2309.00071): theta_p trained frequency of pair p, d rotary width, w_p =
+2 pi / theta_p wavelength, r_p = L / w_p turns made within L, s scale.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ Writes = dict[str, Any]
 
 def _frequencies(scheme: PositionScheme) -> np.ndarray:
   if not scheme.rot:
-    raise Unsupported(f'{type(scheme).__name__} has no frequencies to scale')
+    raise Unsupported(f'{scheme.name} has no frequencies to scale')
   return scheme.inv_freq_P
 
 
@@ -78,7 +78,6 @@ def dynamic_ntk_hf(pos, scheme, train_len, eval_len, *, factor: float = 2.0) -> 
 
 
 def _by_parts(scheme, train_len, s, beta_fast, beta_slow, ramp, truncate) -> np.ndarray:
-  theta = _frequencies(scheme)
   if not (np.isfinite(beta_fast) and np.isfinite(beta_slow) and beta_fast > beta_slow > 0):
     raise SpecError(
       f'beta_fast = {beta_fast!r}, beta_slow = {beta_slow!r}: beta_fast > beta_slow > 0 is allowed '
@@ -86,7 +85,8 @@ def _by_parts(scheme, train_len, s, beta_fast, beta_slow, ramp, truncate) -> np.
     )
   if ramp not in ('index', 'rotations'):
     raise SpecError(one_of('ramp', ramp, ('index', 'rotations')))
-  d = scheme.rot
+  # Only now: a typo is an error on every scheme, not an outcome to record where the method is unsupported.
+  theta, d = _frequencies(scheme), scheme.rot
   if ramp == 'rotations':
     keep = np.clip((train_len * theta / (2 * np.pi) - beta_slow) / (beta_fast - beta_slow), 0, 1)
   else:

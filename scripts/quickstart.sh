@@ -24,7 +24,7 @@ for scheme in rope alibi; do
   # ALiBi has no frequencies: every method but none would be recorded as unsupported.
   methods=()
   [ $scheme = alibi ] && methods=(--method=none)
-  $python eval_extrapolation.py --workdir=$out/$scheme "${methods[@]}"
+  $python eval_extrapolation.py --workdir=$out/$scheme ${methods[@]+"${methods[@]}"}
 done
 echo
 $python -m scripts.compare $out/rope $out/alibi --out=$out

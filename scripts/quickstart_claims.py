@@ -7,6 +7,7 @@ import argparse
 import pathlib
 
 from scripts.compare import latest_points
+from spec import SpecError
 from training import cli
 
 
@@ -14,11 +15,10 @@ def claims(rope: list[dict], alibi: list[dict]) -> list[tuple[str, bool, str]]:
   """(claim, whether it holds, the numbers), on the fixed-target curves."""
 
   def at(points, method, multiple):
-    return next(
-      p
-      for p in points
-      if (p['protocol'], p['method'], p['length']) == ('fixed_targets', method, multiple * p['train_length'])
-    )
+    for p in points:
+      if (p['protocol'], p['method'], p['length']) == ('fixed_targets', method, multiple * p['train_length']):
+        return p
+    raise SpecError(f'the curve of {points[0]["scheme"]} has no {method} at {multiple}x; sweep it with the defaults')
 
   rising = [at(rope, 'none', m)['ppl'] for m in (1, 2, 4, 8, 16, 32)]
   flat = [at(alibi, 'none', m)['ppl'] for m in (1, 32)]
@@ -37,7 +37,7 @@ def claims(rope: list[dict], alibi: list[dict]) -> list[tuple[str, bool, str]]:
     ),
     (
       'c. yarn beats none at 4x, paired 95 % interval excluding 0',
-      paired['vs_none_high'] < 0,
+      paired['vs_none_high'] is not None and paired['vs_none_high'] < 0,
       f'{paired["vs_none"]:.3f} nats [{paired["vs_none_low"]:.3f}, {paired["vs_none_high"]:.3f}]',
     ),
   ]

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes .venv with what requirements.txt pins; `setup.sh dev` adds the tests' and linters' tools. Does nothing twice.
+# Makes .venv with what requirements.txt pins; `setup.sh dev` adds the tests' and linters' tools, `setup.sh gpu` and
+# `setup.sh tpu` what jax needs for an accelerator. Does nothing twice.
 # PYTHON=python3.12 chooses the interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -7,7 +8,10 @@ cd "$(dirname "$0")/.."
 fail() { echo "setup: $1" >&2; exit 1; }
 
 files=(requirements.txt)
-[ "${1:-}" = dev ] && files+=(requirements-dev.txt)
+for extra in "$@"; do
+  [ -f "requirements-$extra.txt" ] || fail "$extra: dev, gpu or tpu is allowed"
+  files+=("requirements-$extra.txt")
+done
 python=${PYTHON:-python3}
 command -v "$python" >/dev/null || fail "$python is not installed; Python 3.11 or newer is needed"
 version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')

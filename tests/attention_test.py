@@ -274,6 +274,9 @@ def test_low_precision_is_finite_and_near(dtype):
   loss = lambda q, k, v: (attend(q, k, v, scheme, pos, tile=8) * do).astype(jnp.float32).sum()  # noqa: E731
   grads = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(q, k, v)
   assert all(bool(jnp.isfinite(g).all()) and g.dtype == dtype for g in grads)
+  exact = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))(*(a.astype(jnp.float32) for a in (q, k, v)))
+  for a, b in zip(grads, exact):
+    assert float(jnp.linalg.norm(a.astype(jnp.float32) - b) / jnp.linalg.norm(b)) < 0.02
   o = attend(q, k, v, scheme, pos, tile=8)
   want = attend(*(a.astype(jnp.float32) for a in (q, k, v)), scheme, pos, tile=8)
   assert o.dtype == dtype

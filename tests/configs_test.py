@@ -87,7 +87,7 @@ def test_round_trip_through_json():
 
 def test_a_written_config_is_read_back(tmp_path):
   config = Config.from_dict(smoke.get_config().to_dict())
-  provenance.claim(tmp_path, config)
+  provenance.claim(tmp_path, config, config.load_data())
   assert Config.from_dict(provenance.read(tmp_path)) == config
 
 
@@ -124,7 +124,7 @@ def test_every_field_reaches_the_recipe():
     ('posenc', ['rope', 'nope'], ('rope', 'nope')),
     ('methods', 'yarn(factor=8)', ('yarn(factor=8)',)),
     ('methods', ('yarn(factor=8)+logn', 'none'), ('yarn(factor=8)+logn', 'none')),
-    ('methods', (), ()),
+    ('methods', ('none',), ('none',)),
     ('eval.multiples', 4, (4.0,)),
     ('eval.multiples', (1, 2.0), (1.0, 2.0)),
     ('log.validate_multiples', (), ()),

@@ -1,4 +1,4 @@
-"""One JAX setup for the whole suite: CPU, one device, compile cache on, silent rank promotion forbidden."""
+"""One JAX setup for the whole suite: CPU, one device, compile cache on."""
 
 import os
 import pathlib

@@ -10,6 +10,7 @@ from flax import nnx
 
 import posenc
 from models.lm import LM, ModelConfig, abstract
+from posenc import PositionScheme
 
 VOCAB, T = 29, 21
 
@@ -110,16 +111,49 @@ def test_pattern_runs_its_schemes_in_order():
 
 
 def test_pattern_must_divide_the_layers():
-  with pytest.raises(ValueError, match='layers = 2: a multiple of the 3 slots'):
+  with pytest.raises(ValueError, match='model.layers = 2: a multiple of the 3 slots'):
     build(('rope', 'rope', 'nope'))
 
 
-def test_remat_changes_memory_only():
-  lm, pos = build()
-  again, _ = build(remat=True)
-  loss = lambda lm: lm.nll(TOKENS, TARGETS, pos).sum()  # noqa: E731
-  for a, b in zip(jax.tree.leaves(nnx.grad(loss)(lm)), jax.tree.leaves(nnx.grad(loss)(again))):
-    np.testing.assert_allclose(a, b, atol=1e-5)
+def backward_bytes(length=128, vocab=VOCAB, batch=2, **kwargs):
+  """(bytes XLA reserves for the gradient of the loss, the gradient itself) at this length."""
+  lm = LM(ModelConfig(heads=4, **kwargs), ('rope',), vocab_size=vocab, train_len=length, rngs=nnx.Rngs(0))
+  graphdef, params = nnx.split(lm)
+  pos = posenc.positions('none', list(lm.schemes), length, length)
+  tokens = jnp.zeros((batch, length), jnp.int32)
+  grad = jax.jit(jax.grad(lambda p: nnx.merge(graphdef, p).nll(tokens, tokens, pos).sum()))
+  return grad.lower(params).compile().memory_analysis().temp_size_in_bytes, grad(params)
+
+
+def test_remat_saves_memory_and_changes_nothing_else():
+  """Both halves: unrolled layers would be merged with their recomputation and save nothing, in silence."""
+  (full, grads), (less, again) = (backward_bytes(layers=6, d_model=64, remat=remat) for remat in (False, True))
+  assert less < 0.6 * full
+  for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(again)):
+    np.testing.assert_allclose(a, b, atol=1e-4 * max(1.0, float(jnp.abs(a).max())))
+
+
+def test_logits_of_the_whole_window_never_exist():
+  """f32[B, T, V] is 64 MB here; forward and backward together stay below one of it."""
+  logits = 4 * 8 * 256 * 8192
+  assert backward_bytes(length=256, vocab=8192, batch=8, layers=1, d_model=32, loss_chunk=16)[0] < logits
+
+
+@pytest.mark.parametrize('tied', [True, False])
+def test_bfloat16_logits_are_not_rounded(tied):
+  """Softmax in float32 of logits that went through bfloat16 would be none: NLL off by 0.1 nats at large logits."""
+  lm, pos = build(dtype='bfloat16', tied=tied)
+  logits = lm.logits(lm.hidden(TOKENS, pos))
+  assert logits.dtype == jnp.float32
+  assert not np.array_equal(logits, logits.astype(jnp.bfloat16).astype(jnp.float32))
+
+
+@pytest.mark.parametrize('scheme', [n for n, s in posenc.SCHEMES.items() if s.embed is not PositionScheme.embed])
+def test_schemes_that_embed_stand_first(scheme):
+  """`embed` is called for slot 0 alone: anywhere else the scheme would silently be nothing."""
+  build((scheme, 'rope'))
+  with pytest.raises(ValueError, match=f'{scheme} adds to the embeddings; it is allowed in the first slot only'):
+    build(('rope', scheme))
 
 
 def test_dropout_acts_with_a_key_only_and_repeats_with_it():

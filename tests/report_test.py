@@ -310,7 +310,7 @@ def test_failures_sit_on_the_edge_as_triangles(drawn):
 
 def test_a_panel_per_protocol(drawn):
   figure = drawn([*curve(), *curve(protocol='non_overlapping')])
-  assert [ax.get_title() for ax in figure.axes] == ['fixed targets', 'non overlapping']
+  assert [ax.get_title(loc='right') for ax in figure.axes] == ['fixed targets', 'non overlapping']
   assert len(figure.legends[0].get_texts()) == 2
 
 

@@ -91,19 +91,20 @@ def schemes(*texts):
 
 
 def run(scorer, methods=('none',), lengths=LENGTHS, slots=('rope',), plan=None, bytes_V=BYTES_V, bar=None, **facts):
-  return list(
-    sweep(
-      scorer,
-      plan or make_plan(),
-      schemes(*slots),
-      methods,
-      lengths,
-      train_len=TRAIN_LEN,
-      bytes_per_token_V=bytes_V,
-      facts={**FACTS, 'posenc': list(slots), **facts},
-      progress=bar or Bar(),
-    )
+  plan = plan or make_plan()
+  parts = sweep(
+    scorer,
+    plan,
+    schemes(*slots),
+    methods,
+    lengths,
+    train_len=TRAIN_LEN,
+    bytes_per_token_V=bytes_V,
+    facts={**FACTS, 'posenc': list(slots), **facts},
+    progress=bar or Bar(),
   )
+  points = [p for part in parts for p in part]
+  return sorted(points, key=lambda p: (plan.cfg.protocols.index(p['protocol']), p['length']))
 
 
 def at(points, method='none', length=128, protocol='fixed_targets'):
@@ -376,7 +377,7 @@ def test_a_method_that_means_nothing_for_a_scheme_is_unsupported():
   points = run(Fake(lambda d, n, pos: 2.0), ('none', 'ntk'), slots=('alibi',))
   for length in LENGTHS:
     assert at(points, 'ntk', length)['outcome'] == 'unsupported'
-    assert 'ALiBi has no frequencies' in at(points, 'ntk', length)['reason']
+    assert 'alibi has no frequencies' in at(points, 'ntk', length)['reason']
     assert at(points, 'none', length)['outcome'] == 'ok'
 
 

@@ -31,8 +31,9 @@ def _one_line(error: BaseException) -> str:
   text = str(error)
   if isinstance(error, AttributeError) and error.args and isinstance(error.args[0], KeyError):
     text = f'config: {error.args[0].args[0]}'  # a misspelt key: config_flags wraps the error that has the suggestion
-  elif isinstance(error, KeyError):
-    text = f'KeyError: {text}'
+  elif isinstance(error, KeyError) and error.args:
+    sentence = str(error.args[0])  # str(error) would quote it and escape its line breaks
+    text = f'config: {sentence}' if ' ' in sentence else f'KeyError: {sentence}'
   elif 'Traceback' in text or 'earlier failure to load' in text:
     text = text.strip().splitlines()[-1]  # config_flags wraps what loading a config file raised; the end says what
   return ' '.join(text.split()) or type(error).__name__
@@ -51,6 +52,8 @@ def guard(main: Callable[[], int | None]) -> None:
     fail(_one_line(error))
   except Stopped as error:
     fail(_one_line(error), 1)
+  except KeyboardInterrupt:
+    fail('interrupted', 130)
   except OSError as error:
     # A path that cannot be read or written is the user's business; without a file name it is ours: traceback.
     if error.filename is None:

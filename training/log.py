@@ -23,8 +23,12 @@ class RunLog:
   def update(self, n: int = 1) -> None:
     self._bar.update(n)
 
+  def restart(self, step: int) -> None:
+    """The clock of `rate` starts again: what came before (compiling, validating, saving) was no training."""
+    self._last = (step, time.monotonic())
+
   def rate(self, step: int) -> float:
-    """Steps per second since this was last asked."""
+    """Steps per second since this was last asked, or since `restart`."""
     now = time.monotonic()
     (before, then), self._last = self._last, (step, now)
     return (step - before) / max(now - then, 1e-9)

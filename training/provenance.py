@@ -15,8 +15,11 @@ from spec import SpecError
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'datasets', 'ml_collections')
 
 
-def claim(workdir: pathlib.Path, config: Any) -> None:
-  """Writes `workdir/config.json`, or, where there is one, refuses another config and prints the difference."""
+def claim(workdir: pathlib.Path, config: Any, data: Any) -> None:
+  """Writes `workdir/config.json`, or, where there is one, refuses another config and prints the difference.
+
+  The data are part of it: a config names a corpus, whose files may have changed since.
+  """
   workdir.mkdir(parents=True, exist_ok=True)
   path = workdir / 'config.json'
   # Through JSON and back, so that tuples and lists compare as they will when read.
@@ -31,9 +34,11 @@ def claim(workdir: pathlib.Path, config: Any) -> None:
     ]
     if changed:
       raise SpecError(f'{workdir} holds a run with another config ({"; ".join(changed)}); use another workdir')
+    check_data(workdir, data)
     return
   record = {
     'config': mine,
+    'data': _data_facts(data),
     'git_commit': _git_commit(),
     'python': platform.python_version(),
     'versions': {name: metadata.version(name) for name in PACKAGES},
@@ -46,13 +51,37 @@ def claim(workdir: pathlib.Path, config: Any) -> None:
 
 def read(workdir: pathlib.Path) -> dict[str, Any]:
   """The config of the run in `workdir`, as plain dicts."""
+  return _record(workdir)['config']
+
+
+def check_data(workdir: pathlib.Path, data: Any) -> None:
+  """Refuses data other than the run in `workdir` was started with.
+
+  The split is a function of the corpus: with one file more, documents that were trained on would be scored.
+  """
+  theirs, mine = _record(workdir)['data'], _data_facts(data)
+  changed = [f'{key}: {theirs.get(key)!r} -> {mine[key]!r}' for key in mine if theirs.get(key) != mine[key]]
+  if changed:
+    raise SpecError(
+      f'{workdir}: corpus {data.name!r} or its tokenizer is not what this run began with ({"; ".join(changed)})'
+    )
+
+
+def _data_facts(data: Any) -> dict[str, Any]:
+  return {'corpus_sha256': data.sha256, 'documents': data.n_documents, 'tokens_sha256': data.tokens_sha256}
+
+
+def _record(workdir: pathlib.Path) -> dict[str, Any]:
   path = workdir / 'config.json'
   if not path.exists():
     raise SpecError(f'workdir = {str(workdir)!r}: holds no run (no config.json); train there first')
   try:
-    return json.loads(path.read_text())['config']
-  except (json.JSONDecodeError, KeyError):
-    raise SpecError(f'{path}: not a config written by train.py') from None
+    record = json.loads(path.read_text())
+  except json.JSONDecodeError:
+    record = {}
+  if not isinstance(record, dict) or not {'config', 'data'} <= set(record):
+    raise SpecError(f'{path}: not a config written by train.py')
+  return record
 
 
 def _flat(tree: Any, prefix: str = 'config') -> dict[str, Any]:

@@ -1,0 +1,125 @@
+"""eval_extrapolation.py on a real run, checked against its parts put together again by hand."""
+
+import functools
+import math
+import os
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import posenc
+from configs.schema import Config
+from evaluation.plan import Plan
+from evaluation.report import read_curve
+from models.lm import abstract
+from training import provenance
+from training.checkpoints import Checkpoints, as_abstract
+from training.devices import make_mesh, whole
+
+FILES = 24  # documents of 600 to 1300 bytes, no two alike
+
+
+@pytest.fixture(scope='module')
+def run(root, tmp_path_factory):
+  """run(program, *options) -> CompletedProcess, in a folder with its own corpus, whose training is done."""
+  folder = tmp_path_factory.mktemp('eval')
+  (folder / 'books').mkdir()
+  rng = np.random.default_rng(0)
+  for i in range(FILES):
+    words = rng.choice(['tide', 'moor', 'elm', 'quartz', 'yonder', 'vex', 'blithe'], 100 + 5 * i)
+    (folder / 'books' / f'{i:02d}.txt').write_text(' '.join(words))
+
+  def start(program, *options):
+    env = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(root)}
+    command = [sys.executable, root / f'{program}.py', f'--workdir={folder / "run"}', *options]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+
+  start.folder = folder
+  small = {'train_len': 16, 'data.corpus': f"text(glob='{folder}/books/*.txt')", 'log.validate_multiples': '(1.0,)'}
+  small['eval.multiples'] = '(1.0, 2.0, 8.0)'
+  start.config = [f'--config={root}/configs/smoke.py', *(f'--config.{name}={value}' for name, value in small.items())]
+  done = start('train', *start.config)
+  assert done.returncode == 0, done.stderr
+  return start
+
+
+@pytest.fixture(scope='module')
+def swept(run):
+  done = run('eval_extrapolation')
+  assert done.returncode == 0, done.stderr
+  return done.stdout, read_curve(run.folder / 'run' / 'extrapolation' / 'curve.jsonl')
+
+
+def test_scores_the_held_out_documents_with_the_trained_parameters(run, swept):
+  """The one number that everything is about, from data, plan, checkpoint and model without the driver."""
+  workdir = run.folder / 'run'
+  config = Config.from_dict(provenance.read(workdir))
+  data = config.load_data()
+  trained = {d.name for d in (*data.splits.train, *data.splits.validation)}
+  assert trained and not trained & {d.name for d in data.splits.test}
+  plan = Plan(
+    config.eval,
+    data.splits.test,
+    train_len=16,
+    max_multiple=8,
+    bos='window',
+    bos_id=256,
+    corpus_sha256=data.sha256,
+  )
+  graphdef, shapes = abstract(functools.partial(config.build_model, 257))
+  params = Checkpoints(workdir).restore(20, {'params': as_abstract(shapes, whole(make_mesh(1)))})['params']
+  lm = nnx.merge(graphdef, params)
+  for method, length in (('none', 16), ('none', 128), ('yarn', 128)):
+    windows = plan.windows('fixed_targets', length)
+    pos = posenc.positions(method, list(lm.schemes), 16, length)
+    want = np.asarray(jax.jit(lm.nll)(*plan.tokens(windows), pos))[:, -8:].mean()
+    (point,) = [p for p in swept[1] if (p['protocol'], p['method'], p['length']) == ('fixed_targets', method, length)]
+    assert point['nll'] == pytest.approx(want, abs=1e-5)
+    assert point['targets_hash'] == plan.targets_hash
+
+
+def test_points_say_what_was_evaluated(swept):
+  for point in swept[1]:
+    assert (point['seed'], point['learning_rate'], point['checkpoint_step']) == (0, 1e-3, 20)
+    assert point['tokens_seen'] == 20 * 8 * 16 and point['bos'] == 'window' and point['train_length'] == 16
+    assert point['bits_per_byte'] == pytest.approx(point['nll'] / math.log(2))
+
+
+def test_says_what_a_reader_should_know(swept):
+  assert 'note: rope(base=10000)' in swept[0] and 'note: yarn' in swept[0]
+  assert 'fixed_targets' in swept[0] and 'curve.png' in swept[0]
+
+
+def test_writes_one_tensorboard_run_per_method(run, swept):
+  runs = sorted((run.folder / 'run' / 'extrapolation' / 'tensorboard').iterdir())
+  assert [r.name for r in runs] == ['rope none', 'rope yarn']
+  for folder in runs:
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    assert [e.step for e in events.Scalars('fixed_targets/ppl')] == [16, 32, 128]
+
+
+def test_another_checkpoint_joins_the_curve(run, swept):
+  done = run('eval_extrapolation', '--checkpoint=10', '--method=none', '--multiples=1')
+  assert done.returncode == 0, done.stderr
+  points = read_curve(run.folder / 'run' / 'extrapolation' / 'curve.jsonl')
+  assert {p['checkpoint_step'] for p in points} == {10, 20}
+  assert [p for p in points if p['checkpoint_step'] == 20] == swept[1]
+
+
+def test_changed_files_behind_the_same_config_are_refused(run, swept):
+  """The split is a function of the corpus: with a file more, what was trained on would be scored."""
+  added = run.folder / 'books' / 'new.txt'
+  added.write_text('a file that was not there')
+  try:
+    for program, options in (('eval_extrapolation', []), ('train', run.config)):
+      done = run(program, *options)
+      assert done.returncode == 2 and done.stderr.count('error: ') == 1
+      assert 'is not what this run began with (corpus_sha256' in done.stderr and 'Traceback' not in done.stderr
+  finally:
+    added.unlink()

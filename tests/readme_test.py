@@ -1,0 +1,71 @@
+"""What the README tells a newcomer to type, typed: its scheme and its method, its recipes' options, its files."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import posenc
+from models.lm import LM, ModelConfig
+from posenc import scaling
+
+
+@pytest.fixture(scope='module')
+def readme(root):
+  return (root / 'README.md').read_text()
+
+
+def code(readme, word):
+  """The python block that has `word` in it."""
+  (block,) = [b for b in re.findall(r'```python\n(.*?)```', readme, re.S) if word in b]
+  return block
+
+
+def test_the_scheme_is_one_that_trains(readme, monkeypatch):
+  namespace = {}
+  exec(code(readme, 'class Windowed'), namespace)
+  monkeypatch.setitem(posenc.SCHEMES, 'windowed', namespace['Windowed'])
+  lm = LM(
+    ModelConfig(layers=1, d_model=16, heads=2), ('windowed(reach=3)',), vocab_size=7, train_len=16, rngs=nnx.Rngs(0)
+  )
+  graphdef, params = nnx.split(lm)
+  pos = posenc.positions('none', list(lm.schemes), 16, 16)
+  tokens = jnp.arange(16)[None] % 7
+  grads = jax.grad(lambda p: nnx.merge(graphdef, p).nll(tokens, tokens, pos).sum())(params)
+  assert float(jnp.abs(nnx.to_pure_dict(grads)['schemes'][0]['slope']).max()) > 0
+  assert not lm.schemes[0].slope[...].aval.weak_type  # or the train step would compile twice
+
+
+def test_the_method_is_one_that_composes_and_refuses(readme, monkeypatch):
+  namespace = dict(vars(scaling))
+  exec(code(readme, 'def half_pi'), namespace)
+  monkeypatch.setitem(posenc.METHODS, 'half_pi', namespace['half_pi'])
+  dims = {'heads': 2, 'head_dim': 8, 'd_model': 16, 'train_len': 16, 'rngs': nnx.Rngs(0)}
+  rope, alibi = (posenc.build(name, **dims) for name in ('rope', 'alibi'))
+  got = posenc.positions('half_pi+logn', rope, 16, 64)
+  np.testing.assert_allclose(got.inv_freq_P, rope.inv_freq_P / 2, rtol=1e-6)
+  np.testing.assert_array_equal(posenc.positions('half_pi', rope, 16, 16).inv_freq_P, np.float32(rope.inv_freq_P))
+  with pytest.raises(posenc.Unsupported, match='alibi has no frequencies'):
+    posenc.positions('half_pi', alibi, 16, 64)
+
+
+def test_every_scheme_and_method_is_in_the_tables(readme):
+  for name in (*posenc.SCHEMES, *posenc.METHODS):
+    assert re.search(rf'^\| `{name}[`(]', readme, re.M), name
+
+
+def test_every_file_it_names_exists(readme, root):
+  named = re.findall(r'(?:configs|posenc|models|docs|scripts|data)/[\w/]+\.(?:py|md|png|sh)', readme)
+  assert len(set(named)) > 8
+  for name in set(named) - {'posenc/windowed.py'}:
+    assert (root / name).exists(), name
+
+
+def test_every_method_string_of_the_recipes_parses(readme):
+  methods = re.findall(r"--method='([^']+)'|--method=(\w\S*)", readme)
+  assert len(methods) >= 3
+  for quoted, plain in methods:
+    posenc.check_method(quoted or plain)
