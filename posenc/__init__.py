@@ -18,6 +18,7 @@ from flax import nnx
 
 from posenc.alibi import ALiBi
 from posenc.base import Bias, Dims, Far, Positions, PositionScheme, PosParam, Unsupported
+from posenc.kerple import KerpleLog, KerplePower
 from posenc.learned import Learned
 from posenc.rope import RoPE
 from posenc.scaling import METHODS
@@ -37,6 +38,8 @@ SCHEMES: dict[str, type[PositionScheme]] = {
   'rope': RoPE,
   'alibi': ALiBi,
   't5': T5,
+  'kerple_log': KerpleLog,
+  'kerple_power': KerplePower,
 }
 
 _SCALES = (
