@@ -18,6 +18,7 @@ from flax import nnx
 
 from posenc.alibi import ALiBi
 from posenc.base import Bias, Dims, Far, Positions, PositionScheme, PosParam, Unsupported
+from posenc.fire import FIRE
 from posenc.kerple import KerpleLog, KerplePower
 from posenc.learned import Learned
 from posenc.rope import RoPE
@@ -40,6 +41,7 @@ SCHEMES: dict[str, type[PositionScheme]] = {
   't5': T5,
   'kerple_log': KerpleLog,
   'kerple_power': KerplePower,
+  'fire': FIRE,
 }
 
 _SCALES = (
