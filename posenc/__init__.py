@@ -22,6 +22,7 @@ from posenc.fire import FIRE
 from posenc.kerple import KerpleLog, KerplePower
 from posenc.learned import Learned
 from posenc.rope import RoPE
+from posenc.sandwich import Sandwich
 from posenc.scaling import METHODS
 from posenc.sinusoidal import Sinusoidal
 from posenc.t5 import T5
@@ -42,6 +43,7 @@ SCHEMES: dict[str, type[PositionScheme]] = {
   'kerple_log': KerpleLog,
   'kerple_power': KerplePower,
   'fire': FIRE,
+  'sandwich': Sandwich,
 }
 
 _SCALES = (
