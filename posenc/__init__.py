@@ -24,6 +24,7 @@ from posenc.learned import Learned
 from posenc.rope import RoPE
 from posenc.sandwich import Sandwich
 from posenc.scaling import METHODS
+from posenc.shaw import Shaw
 from posenc.sinusoidal import Sinusoidal
 from posenc.t5 import T5
 from spec import Call, SpecError, check_keywords, keywords, one_of, parse, parse_one
@@ -44,6 +45,7 @@ SCHEMES: dict[str, type[PositionScheme]] = {
   'kerple_power': KerplePower,
   'fire': FIRE,
   'sandwich': Sandwich,
+  'shaw': Shaw,
 }
 
 _SCALES = (
