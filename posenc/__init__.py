@@ -18,6 +18,7 @@ from flax import nnx
 
 from posenc.alibi import ALiBi
 from posenc.base import Bias, Dims, Far, Positions, PositionScheme, PosParam, Unsupported
+from posenc.cope import CoPE
 from posenc.fire import FIRE
 from posenc.kerple import KerpleLog, KerplePower
 from posenc.learned import Learned
@@ -46,6 +47,7 @@ SCHEMES: dict[str, type[PositionScheme]] = {
   'fire': FIRE,
   'sandwich': Sandwich,
   'shaw': Shaw,
+  'cope': CoPE,
 }
 
 _SCALES = (
