@@ -142,7 +142,7 @@ class LM(nnx.Module):
     def build(text):
       shapes = {'heads': cfg.heads, 'head_dim': cfg.width, 'd_model': cfg.d_model, 'train_len': train_len}
       make = lambda rngs: posenc.build(text, rngs=rngs, **shapes)  # noqa: E731
-      scheme = make(rngs)
+      scheme = make(rngs)  # says whether it is one for all layers
       return stacked(make) if scheme.per_layer else scheme
 
     self.schemes = nnx.List(build(text) for text in pattern)

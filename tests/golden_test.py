@@ -367,7 +367,7 @@ def test_fire(case):
 
 @each('bias_kerple_fire_sandwich', 'sandwich/')
 def test_sandwich(case):
-  """To 1e-6 of the sum of d/2 waves, before a head divides it: float32 keeps no more (theirs is 1.3e-5 from float64)."""
+  """To 1e-6 of d/2 waves over the first head's ratio: float32 keeps little more (theirs is 1.3e-5 from float64)."""
   inputs, theirs = case['inputs'], np.asarray(case['outputs']['bias_by_distance'])
   scheme = build(f'sandwich(d={inputs["d_bar"]})', heads=inputs['H'])
   ours = bias(scheme, theirs.shape[1])
