@@ -745,6 +745,17 @@ def test_fire_stays_within_0_and_1(c, init_len, l_mult):
   assert all(np.isfinite(g).all() for g in jax.tree.leaves(grads))
 
 
+def test_fire_starts_bent():
+  """Weights and biases within 1/sqrt(fan in) of 0; with biases of 0 every head would start linear on [0, 1]."""
+  scheme = build('fire(init_len=0)')
+  for w, fan_in in ((scheme.w1, 1), (scheme.b1, 1), (scheme.w2, 32)):
+    assert 0.9 < float(jnp.abs(w[...]).max()) * fan_in**0.5 <= 1 and abs(float(w[...].mean())) * fan_in**0.5 < 0.3
+  share = np.linspace(0, 1, 65)
+  distances = np.expm1(share * np.log1p(0.1 * 1000)) / 0.1
+  bias = np.asarray(scheme.bias(jnp.array([1000.0]), jnp.asarray(1000 - distances, jnp.float32)))[:, 0]
+  assert (abs(np.diff(bias, 2)).max(-1) > 1e-3).all()
+
+
 def test_shaw_shares_a_row_from_k_on():
   """Key minus query: the other sign would give every earlier key one row. 20 earlier keys use 17."""
   scheme = build('shaw')
