@@ -64,7 +64,8 @@ class CoPE(PositionScheme):
     if not self.div:
       by_row = by_row / self.q_scale
     floor = jnp.floor(p_BNts)
+    # mode='fill': were a row past the table asked for all the same, NaN is loud where a silent clamp is not.
     lower, upper = (
-      jnp.take_along_axis(by_row, row.astype(jnp.int32), -1, mode='clip') for row in (floor, jnp.ceil(p_BNts))
+      jnp.take_along_axis(by_row, row.astype(jnp.int32), -1, mode='fill') for row in (floor, jnp.ceil(p_BNts))
     )
     return logits_BNts + lower + (p_BNts - floor) * (upper - lower), carry + gate_BNts.sum(-1)
