@@ -143,7 +143,8 @@ class LM(nnx.Module):
 
   `pattern` names the schemes of a repeating pattern of layers, each name a **slot**: `('rope', 'rope', 'nope')`; one
   name is the plain case. Blocks of a slot are stacked on a leading axis and scanned over the repeats of the pattern, so
-  that the checkpoint does not depend on how layers are run. The LM owns the schemes: one per slot, for all its layers.
+  that the checkpoint does not depend on how layers are run. The LM owns the schemes: one per slot, for all its layers,
+  or, where the scheme says `per_layer`, one for each, stacked and scanned like the slot's blocks.
   """
 
   def __init__(self, cfg: ModelConfig, pattern: Sequence[str], *, vocab_size: int, train_len: int, rngs: nnx.Rngs):
@@ -151,14 +152,18 @@ class LM(nnx.Module):
     std = cfg.d_model**-0.5  # logits of unit variance where the embedding is also the head
     init = nnx.initializers.normal(std)
     self.embedding = nnx.Embed(vocab_size, cfg.d_model, embedding_init=init, rngs=rngs)
-    self.schemes = nnx.List(
-      posenc.build(text, heads=cfg.heads, head_dim=cfg.width, d_model=cfg.d_model, train_len=train_len, rngs=rngs)
-      for text in pattern
-    )
-    check_pattern(cfg, self.schemes)
-    make = nnx.vmap(functools.partial(Block, cfg), in_axes=0, out_axes=0)
     repeats = cfg.layers // len(pattern)
-    self.slots = nnx.List(make(rngs.split(repeats)) for _ in pattern)
+    stacked = lambda make: nnx.vmap(make, in_axes=0, out_axes=0)(rngs.split(repeats))  # noqa: E731
+
+    def build(text):
+      shapes = {'heads': cfg.heads, 'head_dim': cfg.width, 'd_model': cfg.d_model, 'train_len': train_len}
+      make = lambda rngs: posenc.build(text, rngs=rngs, **shapes)  # noqa: E731
+      scheme = make(rngs)  # says whether it is one for all layers
+      return stacked(make) if scheme.per_layer else scheme
+
+    self.schemes = nnx.List(build(text) for text in pattern)
+    check_pattern(cfg, self.schemes)
+    self.slots = nnx.List(stacked(functools.partial(Block, cfg)) for _ in pattern)
     self.norm = nnx.RMSNorm(cfg.d_model, epsilon=1e-6, dtype=DTYPES[cfg.dtype], rngs=rngs)
     self.head = None if cfg.tied else _linear(cfg.d_model, vocab_size, cfg, rngs)
 
@@ -175,14 +180,16 @@ class LM(nnx.Module):
     x_BTD = self.embedding(tokens_BT).astype(jnp.float32)
     x_BTD = self.schemes[0].embed(x_BTD, pos[0]).astype(DTYPES[self.cfg.dtype])
     graphdefs, stacks = zip(*(nnx.split(slot) for slot in self.slots))
+    scheme_stacks = [nnx.state(scheme) if scheme.per_layer else None for scheme in self.schemes]
     repeats = self.cfg.layers // len(stacks)
     keys = None if key is None else jax.random.split(key, (repeats, len(stacks)))
 
     def repeat(x_BTD, slice_of):
-      layers, slot_keys = slice_of
+      layers, params, slot_keys = slice_of
       for i, (graphdef, layer) in enumerate(zip(graphdefs, layers)):
         block = nnx.merge(graphdef, layer)
-        x_BTD = block(x_BTD, self.schemes[i], pos[i], tile, None if slot_keys is None else slot_keys[i])
+        scheme = self.schemes[i] if params[i] is None else nnx.merge(nnx.graphdef(self.schemes[i]), params[i])
+        x_BTD = block(x_BTD, scheme, pos[i], tile, None if slot_keys is None else slot_keys[i])
       return x_BTD, None
 
     if self.cfg.remat:
@@ -190,7 +197,7 @@ class LM(nnx.Module):
     # Unrolled while that is cheap to compile: on CPUs the loop costs 10-40 %. The parameters are stacked either way.
     # Not where memory is to be saved: XLA merges an unrolled layer's recomputation with the layer itself.
     unroll = repeats if repeats <= 8 and not self.cfg.remat else 1
-    x_BTD, _ = jax.lax.scan(repeat, x_BTD, (stacks, keys), unroll=unroll)
+    x_BTD, _ = jax.lax.scan(repeat, x_BTD, (stacks, scheme_stacks, keys), unroll=unroll)
     return self.norm(x_BTD)
 
   def logits(self, x_BTD: jax.Array) -> jax.Array:

@@ -18,9 +18,14 @@ from flax import nnx
 
 from posenc.alibi import ALiBi
 from posenc.base import Bias, Dims, Far, Positions, PositionScheme, PosParam, Unsupported
+from posenc.cope import CoPE
+from posenc.fire import FIRE
+from posenc.kerple import KerpleLog, KerplePower
 from posenc.learned import Learned
 from posenc.rope import RoPE
+from posenc.sandwich import Sandwich
 from posenc.scaling import METHODS
+from posenc.shaw import Shaw
 from posenc.sinusoidal import Sinusoidal
 from posenc.t5 import T5
 from spec import Call, SpecError, check_keywords, keywords, one_of, parse, parse_one
@@ -37,6 +42,12 @@ SCHEMES: dict[str, type[PositionScheme]] = {
   'rope': RoPE,
   'alibi': ALiBi,
   't5': T5,
+  'kerple_log': KerpleLog,
+  'kerple_power': KerplePower,
+  'fire': FIRE,
+  'sandwich': Sandwich,
+  'shaw': Shaw,
+  'cope': CoPE,
 }
 
 _SCALES = (

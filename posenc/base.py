@@ -79,6 +79,7 @@ class PositionScheme(nnx.Module):
   base = 0.0  # frequency base, where there is one
   max_len: int | None = None  # longest length with defined positions; None: any
   relative = True  # adding a constant to every position changes nothing
+  per_layer = False  # parameters for each layer, stacked by the model; else one scheme for all layers of its slot
 
   def __init__(self, dims: Dims, rngs: nnx.Rngs):
     del rngs

@@ -118,12 +118,21 @@ def assert_same(got, want, atol=2e-5):
     np.testing.assert_allclose(a, b, atol=atol * max(1.0, float(jnp.abs(b).max())))
 
 
+def cope():
+  scheme = posenc.SCHEMES['cope'](DIMS, nnx.Rngs(0), npos_max=6)
+  scheme.table[...] = jax.random.normal(jax.random.key(6), (6, H))
+  return scheme
+
+
 FORGET_STATE = jnp.cumsum(-jnp.abs(jax.random.normal(jax.random.key(5), (B, T, N))), 1)
 SCHEMES = {
   'nope': (lambda: PositionScheme(DIMS, nnx.Rngs(0)), ()),
   'rope': (lambda: posenc.RoPE(DIMS, nnx.Rngs(0)), ()),
   'alibi': (lambda: posenc.ALiBi(DIMS, nnx.Rngs(0)), ()),
   't5': (lambda: posenc.T5(DIMS, nnx.Rngs(0)), ()),
+  'fire': (lambda: posenc.SCHEMES['fire'](DIMS, nnx.Rngs(0)), ()),
+  'shaw': (lambda: posenc.SCHEMES['shaw'](DIMS, nnx.Rngs(0), clip=5), ()),
+  'cope': (cope, ()),
   'carry': (Counting, ()),
   'state': (Forgetting, FORGET_STATE),
   'values': (Table, ()),

@@ -14,7 +14,9 @@ import pytest
 from flax import nnx
 
 import posenc
+from models.attention import MASKED, attend
 from posenc.alibi import slopes
+from posenc.kerple import bounded
 from posenc.t5 import buckets
 
 GOLDEN = Path(__file__).parent / 'golden'
@@ -69,6 +71,9 @@ COUNTS = {
   'rope_rotate': {'half_split/': 1, 'interleaved/': 4, 'permutation/': 1, 'yarn_f4/': 1, 'cos_sin/': 2},
   'alibi_slopes': {'slopes/': 20, 'bias/': 4},
   't5_buckets': {'causal/': 8, 'bidirectional/': 1},
+  'bias_kerple_fire_sandwich': {'kerple_log': 1, 'kerple_power': 1, 'fire/c': 3, 'fire/dape': 1, 'sandwich/': 2},
+  'shaw': {'index/': 2, 'attention/': 1},
+  'cope': {'ram/': 4, 'x_transformers/': 2, 'dape/': 2, 'x_transformers_unmasked_gates/': 2},
   'sinusoidal': {'fairseq/': 2, 'tensor2tensor/': 2, 'xlm_': 2, 'gptj_': 1, 'deepmind_': 1},
 }  # fmt: skip
 
@@ -308,6 +313,156 @@ def test_t5_buckets_both_ways(case):
   rel = np.arange(-300, 301)
   ours = buckets(half, longest)[np.minimum(abs(rel), longest)] + half * (rel > 0)
   close(case, 'bucket', ours, case['outputs']['bucket'])
+
+
+def lower(array):
+  """Keys up to their query, as a list: what peers compute in the other triangle is masked, and differs."""
+  array = np.asarray(array, np.float64)
+  return array[..., np.tril(np.ones(array.shape[-2:], bool))]
+
+
+def bias(scheme, length):
+  at_T = jnp.arange(length, dtype=jnp.float32)
+  return np.asarray(scheme.bias(at_T, at_T))
+
+
+def put(scheme, **params):
+  for name, value in params.items():
+    param = getattr(scheme, name)
+    assert np.shape(value) == param[...].shape, name
+    param[...] = jnp.asarray(np.asarray(value, np.float32))
+  return scheme
+
+
+@each('bias_kerple_fire_sandwich', 'kerple_')
+def test_kerple(case):
+  """With a parameter on each side of its bounds. r1 and r2 are `bias_p` and `bias_a`; in the power form they swap."""
+  inputs, outputs = case['inputs'], case['outputs']
+  r1, r2, most = ('bias_p', 'bias_a', None) if case['id'] == 'kerple_log' else ('bias_a', 'bias_p', 2.0)
+  scheme = put(build(case['id'], heads=3), r1=inputs[r1], r2=inputs[r2])
+  close(case, 'r1 in force', bounded(scheme.r1[...]), outputs[f'{r1}_after'], rtol=1e-7)
+  close(case, 'r2 in force', bounded(scheme.r2[...], most), outputs[f'{r2}_after'], rtol=1e-7)
+  close(case, 'bias', lower(bias(scheme, inputs['T'])), lower(outputs['bias']), rtol=1e-6, atol=1e-6)
+
+
+@each('bias_kerple_fire_sandwich', 'fire/')
+def test_fire(case):
+  """Theirs ends in a bias per head, which softmax cannot see and ours leaves out. DAPE's threshold is init_L // 2."""
+  inputs, outputs = case['inputs'], case['outputs']
+  weights = {c['id']: c for c in load('bias_kerple_fire_sandwich')}['fire/c0.1/L4/mult1']['inputs']
+  width, heads = np.shape(weights['w1'])[0], np.shape(weights['w2'])[0]
+  scheme = build(f'fire(init_len={inputs.get("effective_L", inputs["init_L"])}, width={width})', heads=heads)
+  put(
+    scheme,
+    w1=np.asarray(weights['w1'])[:, 0],
+    b1=weights['b1'],
+    w2=np.transpose(weights['w2']),
+    c=inputs['c'],
+    l_mult=inputs.get('L_multiplier', 1.0),
+  )
+  ours = bias(scheme, inputs['T']) + np.asarray(weights['b2'])[:, None, None]
+  theirs = outputs.get('bias', outputs.get('bias_lower_triangle'))
+  close(case, 'bias', lower(ours), lower(theirs), atol=2e-6)
+
+
+@each('bias_kerple_fire_sandwich', 'sandwich/')
+def test_sandwich(case):
+  """To 1e-6 of d/2 waves over the first head's ratio: float32 keeps little more (theirs is 1.3e-5 from float64)."""
+  inputs, theirs = case['inputs'], np.asarray(case['outputs']['bias_by_distance'])
+  scheme = build(f'sandwich(d={inputs["d_bar"]})', heads=inputs['H'])
+  ours = bias(scheme, theirs.shape[1])
+  atol = 1e-6 * inputs['d_bar'] / 2 * inputs['H'] / 8
+  close(case, 'bias of the last query', ours[:, -1, ::-1], theirs, atol=atol)
+  by_column = scheme.bias(jnp.arange(64.0) + 4032, jnp.full(1, 4032.0))[..., 0]
+  close(case, 'bias, one key, far out,', by_column, theirs, atol=atol)
+  from_0 = bias(build(f'sandwich(d={inputs["d_bar"]}, first_index=0)', heads=inputs['H']), 64)
+  assert abs(from_0[:, -1, ::-1] - theirs).max() > 0.1
+
+
+# Schemes that read the queries.
+
+
+@each('shaw', 'index/')
+def test_shaw_rows(case):
+  """Key minus query, clipped, plus k. Rows above k are for later keys: a causal table has none."""
+  length, clip = case['inputs']['T'], case['inputs']['max_relative_position']
+  at_T = jnp.arange(length, dtype=jnp.float32)
+  rows = build(f'shaw(clip={clip})').row(at_T, at_T)
+  theirs = np.asarray(case['outputs']['index'])
+  close(case, 'index', lower(rows), lower(theirs))
+  assert (theirs[np.triu_indices(length, 1)] > clip).all()
+
+
+@each('shaw', 'attention/')
+def test_shaw_attention(case):
+  """Logits, probabilities and outputs with both tables; their q comes scaled."""
+  inputs, outputs = case['inputs'], case['outputs']
+  q, k, v = (jnp.asarray(swap(inputs[name])) for name in 'qkv')
+  clip, length = inputs['k_clip'], q.shape[1]
+  scheme = build(f'shaw(clip={clip})', head_dim=4, heads=2)
+  put(scheme, **{name: np.asarray(inputs[name])[: clip + 1] for name in ('key_table', 'value_table')})
+  scheme.q_scale = 1.0
+  pos = posenc.positions('none', scheme, 128, length)
+  raw = jnp.einsum('BtNH,BsNH->BNts', q, k)
+  logits, _ = scheme.score(raw, q, k, pos.at_T, pos.at_T, (), (), ())
+  close(case, 'logits', lower(logits), lower(outputs['logits']), atol=1e-5)
+  p = np.tril(np.exp(np.asarray(logits, np.float64)))
+  close(case, 'attn_causal', p / p.sum(-1, keepdims=True), outputs['attn_causal'], atol=1e-5)
+  for tile in (2, 4, 8):
+    close(case, f'out, tile {tile}', swap(attend(q, k, v, scheme, pos, tile=tile)), outputs['out'], atol=1e-5)
+
+
+def cope(case, table, div):
+  scheme = build(f'cope(npos_max={case["inputs"]["npos"]}, div={div})', head_dim=4)
+  return put(scheme, table=table)
+
+
+def cope_score(scheme, q, logits):
+  """Of whole matrices [B, T, T] of one head, with the scaled queries that `attend` would hand over."""
+  q = jnp.asarray(q)[:, :, None] * scheme.q_scale
+  at_T = jnp.arange(q.shape[1], dtype=jnp.float32)
+  return np.asarray(scheme.score(logits[:, None], q, q, at_T, at_T, (), (), scheme.init_carry(q))[0])[:, 0]
+
+
+@each('cope', 'ram/')
+def test_cope_authors(case):
+  """Probabilities (as the output of unit values) and outputs; tiles cut the sum over keys."""
+  inputs, outputs = case['inputs'], case['outputs']
+  q, k, v = (jnp.asarray(inputs[name])[:, :, None] for name in 'qkv')
+  scheme = cope(case, np.asarray(inputs['pos_emb'])[0].T, div=not inputs['cope_nodiv'])
+  pos = posenc.positions('none', scheme, 128, 7)
+  unit = jnp.broadcast_to(jnp.eye(7)[None, :, None], (2, 7, 1, 7))
+  for tile in (2, 3, 8):
+    attn, out = (attend(q, k, values, scheme, pos, tile=tile)[:, :, 0] for values in (unit, v))
+    close(case, f'attn, tile {tile}', attn, outputs['attn'], atol=1e-5)
+    close(case, f'out, tile {tile}', out, outputs['out'], atol=1e-5)
+
+
+@each('cope', 'x_transformers/', 'dape/')
+def test_cope_others(case):
+  """Both add q.e[p] undivided, to scaled logits; x-transformers hands it back alone."""
+  inputs, outputs = case['inputs'], case['outputs']
+  theirs = 'cope_logits' if 'cope_logits' in outputs else 'attn_logits_plus_cope'
+  table = np.asarray(inputs['pos_emb'])
+  scheme = cope(case, table if table.ndim == 2 else table[0].T, div=False)
+  sim = np.asarray(inputs['sim'], np.float32)
+  logits = jnp.where(np.tri(7) > 0, sim, MASKED)
+  ours = cope_score(scheme, inputs['q'], logits) - (sim if theirs == 'cope_logits' else 0)
+  close(case, theirs, lower(ours), lower(outputs[theirs]), atol=1e-5)
+
+
+@each('cope', 'x_transformers_unmasked_gates/')
+def test_cope_that_leaks(case):
+  """Asserted different: unmasked, keys after the query are counted. Given the same logits, so would ours."""
+  inputs = case['inputs']
+  source = {c['id']: c for c in load('cope')}[f'x_transformers/npos{inputs["npos"]}']
+  scheme = cope(case, source['inputs']['pos_emb'], div=False)
+  sim = jnp.einsum('BtH,BsH->Bts', *(jnp.asarray(inputs[name]) for name in 'qk')) / 2
+  leaking = cope_score(scheme, inputs['q'], sim) - np.asarray(sim)
+  close(case, 'cope_logits', lower(leaking), lower(case['outputs']['cope_logits']), atol=1e-5)
+  masked = jnp.where(np.tri(7) > 0, sim, MASKED)
+  ours = cope_score(scheme, inputs['q'], masked) - np.asarray(sim)
+  assert abs(lower(ours) - lower(case['outputs']['cope_logits'])).max() > 0.5
 
 
 # Sinusoids.

@@ -110,6 +110,28 @@ def test_pattern_runs_its_schemes_in_order():
   assert float(jnp.abs(other.hidden(TOKENS, pos[::-1]) - lm.hidden(TOKENS, pos)).max()) > 1e-3
 
 
+def test_schemes_with_parameters_for_each_layer():
+  """Stacked like the blocks of their slot, drawn layer by layer, each layer with its own: equal to a run by hand."""
+  lm, pos = build(('shaw(clip=4)', 't5', 'cope(npos_max=5)', 'fire(per_layer=False)'), layers=8)
+  assert lm.schemes[0].key_table[...].shape == (2, 5, 8) and lm.schemes[1].table[...].shape == (32, 4)
+  assert lm.schemes[3].w1[...].shape == (32,)
+  assert not np.allclose(*lm.schemes[0].key_table[...])
+  lm.schemes[2].table[...] = jax.random.normal(jax.random.key(2), (2, 5, 8))
+  x = lm.embedding(TOKENS)
+  for repeat in range(2):
+    for slot in range(4):
+      graphdef, stack = nnx.split(lm.slots[slot])
+      block = nnx.merge(graphdef, jax.tree.map(lambda a: a[repeat], stack))  # noqa: B023
+      scheme = lm.schemes[slot]
+      if slot in (0, 2):
+        graphdef, stack = nnx.split(scheme)
+        scheme = nnx.merge(graphdef, jax.tree.map(lambda a: a[repeat], stack))  # noqa: B023
+      x = block(x, scheme, pos[slot], 64, None)
+  want = lm.norm(x)
+  np.testing.assert_allclose(lm.hidden(TOKENS, pos), want, atol=3e-5)
+  np.testing.assert_allclose(lm.hidden(TOKENS, pos, tile=5), want, atol=3e-5)
+
+
 def test_pattern_must_divide_the_layers():
   with pytest.raises(ValueError, match='model.layers = 2: a multiple of the 3 slots'):
     build(('rope', 'rope', 'nope'))

@@ -15,7 +15,10 @@ from posenc.t5 import buckets
 from spec import SpecError, keywords
 
 FREQUENCY = ('pi', 'ntk', 'dynamic_ntk', 'dynamic_ntk_hf', 'ntk_by_parts', 'yarn', 'llama31')
-SCHEMES = ('nope', 'sinusoidal', 'learned', 'rope', 'alibi', 't5')
+SCHEMES = (
+  'nope', 'sinusoidal', 'learned', 'rope', 'alibi', 't5',
+  'kerple_log', 'kerple_power', 'fire', 'sandwich', 'shaw', 'cope',
+)  # fmt: skip
 SHAPES = (
   (32, 10000.0, 128),
   (64, 10000.0, 256),
@@ -403,6 +406,21 @@ def test_a_bad_factor_is_refused_on_every_scheme(method, factor):
     ('t5(num_buckets=32.0)', ['t5', 'num_buckets = 32.0', 'whole']),
     ('t5(max_distance=128.5)', ['t5', 'max_distance = 128.5', 'whole']),
     ('t5(max_distance=16)', ['t5', 'max_distance = 16', 'more than']),
+    ('fire(init_len=-1)', ['fire', 'init_len = -1', 'at least 0', 'None']),
+    ('fire(init_len="64")', ['fire', "init_len = '64'", 'at least 0']),
+    ('fire(init_len=True)', ['fire', 'init_len = True', 'at least 0']),
+    ('fire(width=0)', ['fire', 'width = 0', 'at least 1']),
+    ('fire(per_layer=1)', ['fire', 'per_layer = 1', 'True or False']),
+    ('sandwich(d=15)', ['sandwich', 'd = 15', 'even']),
+    ('sandwich(d=0)', ['sandwich', 'd = 0', 'even']),
+    ('sandwich(first_index=2)', ['sandwich', 'first_index = 2', '0 or 1']),
+    ('shaw(clip=0)', ['shaw', 'clip = 0', 'at least 1']),
+    ('shaw(clip=2.5)', ['shaw', 'clip = 2.5', 'whole']),
+    ('cope(npos_max=1)', ['cope', 'npos_max = 1', 'at least 2']),
+    ('cope(gate_scale=0)', ['cope', 'gate_scale = 0', 'above 0']),
+    ('cope(gate_scale=-1.0)', ['cope', 'gate_scale = -1.0', 'above 0']),
+    ('kerple_log(r1=1.0)', ['kerple_log', 'r1 = 1.0', 'allowed: none']),
+    ('kerple', ["scheme = 'kerple'", "did you mean 'kerple_log'?"]),
     ('nope(base=2.0)', ['nope', 'base = 2.0', 'allowed: none']),
     ('alibi+rope', ['alibi+rope', 'single']),
     ('rope@alibi', ['rope@alibi', 'single']),
@@ -456,12 +474,21 @@ def test_positions_are_finite_float32_of_one_structure(scheme):
 def test_state_holds_parameters_only(scheme):
   """NNX would make any array attribute a state, and the optimiser would train it."""
   slot = build(scheme)
-  table = {'learned': (128, 128), 't5': (32, 4)}.get(scheme)
+  shapes = {
+    'learned': {'table': (128, 128)},
+    't5': {'table': (32, 4)},
+    'kerple_log': {'r1': (4,), 'r2': (4,)},
+    'kerple_power': {'r1': (4,), 'r2': (4,)},
+    'fire': {'w1': (32,), 'b1': (32,), 'w2': (32, 4), 'c': (), 'l_mult': ()},
+    'shaw': {'key_table': (17, 32), 'value_table': (17, 32)},
+    'cope': {'table': (64, 32)},
+  }
   state = nnx.to_flat_state(nnx.state(slot))
-  assert {path: v[...].shape for path, v in state} == ({('table',): table} if table else {})
+  assert {path[0]: v[...].shape for path, v in state} == shapes.get(scheme, {})
   assert all(isinstance(v, posenc.PosParam) for _, v in state)
   assert not nnx.to_flat_state(nnx.state(slot, nnx.Not(posenc.PosParam)))
-  assert slot.name == scheme and slot.relative == (scheme not in ('sinusoidal', 'learned'))
+  assert slot.name == scheme and slot.relative == (scheme not in ('sinusoidal', 'learned', 'fire'))
+  assert slot.per_layer == (scheme in ('fire', 'shaw', 'cope'))
   assert slot.q_scale == 32**-0.5
 
 
@@ -476,9 +503,16 @@ def test_hooks_that_a_scheme_does_not_need_are_the_identity(scheme):
   turned = slot.rotate(q, k, pos)
   assert [a.shape for a in turned] == [q.shape, k.shape]
   assert (scheme == 'rope') == differs(turned[0], q) == differs(turned[1], k)
-  scored, carry = slot.score(logits, q, k, at, at, (), (), ())
-  assert (scheme in ('alibi', 't5')) == differs(scored, logits)
-  assert slot.values(logits, at, at) is None and slot.token_state(x, pos) == slot.init_carry(q) == carry == ()
+  start = slot.init_carry(q)
+  if scheme == 'cope':
+    assert start.shape == (1, 2, 4) and not start.any()
+    slot.table[...] += 1  # it starts at 0
+  else:
+    assert start == ()
+  scored, carry = slot.score(logits, q, k, at, at, (), (), start)
+  assert (scheme not in ('nope', 'sinusoidal', 'learned', 'rope')) == differs(scored, logits)
+  assert jax.tree.structure(carry) == jax.tree.structure(start)
+  assert (slot.values(logits, at, at) is None) == (scheme != 'shaw') and slot.token_state(x, pos) == ()
 
 
 def test_types_of_activations_are_kept():
@@ -634,6 +668,155 @@ def test_t5_bias():
   assert 0.5 < table.std() * 128**0.5 < 1.5
 
 
+@pytest.mark.parametrize('scheme', ['alibi', 'kerple_log', 'kerple_power', 'sandwich'])
+def test_these_biases_are_0_on_the_diagonal_and_nowhere_above(scheme):
+  at = jnp.arange(4096, dtype=jnp.float32)
+  bias = np.asarray(build(scheme).bias(at[-1:], at))[:, 0, ::-1]
+  np.testing.assert_allclose(bias[:, 0], 0, atol=2e-5)
+  assert (bias[:, 1:] < 0).all()
+  if scheme != 'sandwich':  # which oscillates
+    assert (np.diff(bias) < 0).all()
+
+
+def test_kerple_by_numbers():
+  at = jnp.array([0.0, 1, 2, 100, 4095])
+  log, power = build('kerple_log', heads=2), build('kerple_power', heads=2)
+  for scheme in (log, power):
+    scheme.r1[...], scheme.r2[...] = jnp.array([1.0, 3.0]), jnp.array([0.5, 1.5])
+  got = log.bias(at, at[:1])[..., 0]
+  np.testing.assert_allclose(got[0], [0, -0.405465, -0.693147, -3.931826, -7.624863], rtol=1e-6)
+  np.testing.assert_allclose(got[1], -3 * np.log(1 + 1.5 * np.float64(at)), rtol=1e-6)
+  np.testing.assert_allclose(power.bias(at, at[:1])[0, :, 0], -np.sqrt(np.float64(at)), rtol=1e-6)
+  for name in ('kerple_log', 'kerple_power'):
+    many = build(name, heads=4096)
+    wide, narrow = (many.r1, many.r2) if name == 'kerple_log' else (many.r2, many.r1)
+    for r, top in ((wide, 2), (narrow, 1)):
+      assert 0 <= float(r[...].min()) < 0.01 and 0.99 < float(r[...].max()) / top < 1
+      assert abs(float(r[...].mean()) / top - 0.5) < 0.03
+
+
+@pytest.mark.parametrize('scheme', ['kerple_log', 'kerple_power'])
+@pytest.mark.parametrize('raw, bound', [(-1e-3, 0.01), (-5.0, 0.01), (-1e6, 0.01), (3.0, 2.0), (1e6, 2.0)])
+def test_kerple_out_of_bounds(scheme, raw, bound):
+  """Training may step over a bound: the bias is that at the bound, exactly, and the way back has a gradient."""
+  graphdef, _ = nnx.split(build(scheme, heads=1))
+  at = jnp.array([0.0, 1, 30, 4095])
+  bias = lambda r1, r2: nnx.merge(graphdef, {'r1': r1, 'r2': r2}).bias(at, at[:1])[0, :, 0]  # noqa: E731
+
+  one = jnp.ones(1)
+  for i in (0, 1):
+    if bound == 2.0 and (scheme, i) != ('kerple_power', 1):
+      continue
+    out, inside = ([one * r if j == i else one for j in (0, 1)] for r in (raw, bound))
+    np.testing.assert_array_equal(bias(*out), bias(*inside))
+    slope, want = (jax.grad(lambda *r: bias(*r).sum(), argnums=i)(*r) for r in (out, inside))
+    np.testing.assert_array_equal(slope, want)
+    assert abs(float(slope[0])) > 1
+
+
+def identity_fire(text='fire(init_len=32)', c=0.1):
+  """FIRE whose MLP hands its input through, so that `bias` is the interpolated distance."""
+  scheme = build(text.replace(')', ', width=1)'), heads=1)
+  scheme.w1[...], scheme.b1[...], scheme.w2[...] = jnp.ones(1), jnp.zeros(1), jnp.ones((1, 1))
+  scheme.c[...] = jnp.asarray(c)
+  return scheme
+
+
+def test_fire_interpolates():
+  scheme = identity_fire()
+  share = scheme.bias(jnp.array([10.0, 100]), jnp.array([5.0, 50, 0]))[0]
+  np.testing.assert_allclose([share[0, 0], share[1, 1], share[1, 2]], [0.28253744, 0.74722174, 1], atol=2e-6)
+  assert build('fire').init_len == 32 and build('fire', train_len=3).init_len == 1
+  scheme.l_mult[...] = jnp.asarray(-2.0)  # a threshold of 64
+  np.testing.assert_allclose(scheme.bias(jnp.array([10.0]), jnp.array([5.0])), np.log(1.5) / np.log(7.4), atol=2e-6)
+
+
+@pytest.mark.parametrize('init_len, l_mult', [(32, 1.0), (32, -3.0), (32, 0.0), (0, 1.0), (1e-3, 1.0)])
+@pytest.mark.parametrize('c', [0.1, -2.0, 1e-4, 0.0])
+def test_fire_stays_within_0_and_1(c, init_len, l_mult):
+  """At any length, also at query 0 once the threshold has shrunk to 0: log 1 / log 1 has been shipped."""
+  scheme = identity_fire(f'fire(init_len={init_len})', c)
+  scheme.l_mult[...] = jnp.asarray(l_mult)
+  for at in (jnp.arange(64.0), jnp.arange(32768.0)[:: 1 << 8]):
+    share = np.asarray(scheme.bias(at, at))
+    assert (share >= 0).all() and (share <= 1).all()
+  graphdef, params = nnx.split(scheme)
+  grads = jax.grad(lambda p: nnx.merge(graphdef, p).bias(at, at).sum())(params)
+  assert all(np.isfinite(g).all() for g in jax.tree.leaves(grads))
+
+
+def test_fire_starts_bent():
+  """Weights and biases within 1/sqrt(fan in) of 0; with biases of 0 every head would start linear on [0, 1]."""
+  scheme = build('fire(init_len=0)')
+  for w, fan_in in ((scheme.w1, 1), (scheme.b1, 1), (scheme.w2, 32)):
+    assert 0.9 < float(jnp.abs(w[...]).max()) * fan_in**0.5 <= 1 and abs(float(w[...].mean())) * fan_in**0.5 < 0.3
+  share = np.linspace(0, 1, 65)
+  distances = np.expm1(share * np.log1p(0.1 * 1000)) / 0.1
+  bias = np.asarray(scheme.bias(jnp.array([1000.0]), jnp.asarray(1000 - distances, jnp.float32)))[:, 0]
+  assert (abs(np.diff(bias, 2)).max(-1) > 1e-3).all()
+
+
+def test_shaw_shares_a_row_from_k_on():
+  """Key minus query: the other sign would give every earlier key one row. 20 earlier keys use 17."""
+  scheme = build('shaw')
+  row = np.asarray(scheme.row(jnp.array([20.0]), jnp.arange(32.0)))[0]
+  np.testing.assert_array_equal(row, np.clip(np.arange(32) - 20, -16, 0) + 16)
+  assert len(set(row[:21])) == 17
+  far = np.asarray(scheme.row(jnp.array([4095.0]), jnp.arange(4096.0)))[0]
+  assert (far[: 4096 - 16] == 0).all() and far[-16] == 1 and far[-1] == 16
+  keys, q = np.asarray(scheme.key_table[...]), jax.random.normal(jax.random.key(0), (1, 1, 4, 32))
+  at, logits = jnp.array([20.0]), jnp.zeros((1, 4, 1, 32))
+  scored, _ = scheme.score(logits, q, q, at, jnp.arange(32.0), (), (), ())
+  np.testing.assert_allclose(scored[0, :, 0], np.asarray(q)[0, 0] @ keys[row].T, atol=1e-4)
+  np.testing.assert_allclose(
+    scheme.values(jnp.full((1, 4, 1, 32), 1 / 32), at, jnp.arange(32.0))[0, 0, 0],
+    np.asarray(scheme.value_table[...])[row].mean(0),
+    atol=1e-6,
+  )
+  assert build('shaw(use_values=False)').values(logits, at, at) is None
+  assert not hasattr(build('shaw(use_values=False)'), 'value_table')
+
+
+def cope_positions(logits, npos_max=64, gate_scale=1.0):
+  """p_ij of a CoPE whose table says its row's number, from logits [t, s] of which the future is masked here."""
+  scheme = build(f'cope(npos_max={npos_max}, gate_scale={gate_scale}, div=False)', heads=1, head_dim=1)
+  scheme.table[...] = jnp.arange(npos_max, dtype=jnp.float32)[:, None]
+  logits = jnp.where(np.tri(*logits.shape) > 0, jnp.asarray(logits, jnp.float32), -1e30)[None, None]
+  q = jnp.full((1, logits.shape[2], 1, 1), scheme.q_scale)
+  at = jnp.arange(logits.shape[-1], dtype=jnp.float32)
+  scored, carry = scheme.score(jnp.zeros_like(logits) + logits, q, q, at, at, (), (), scheme.init_carry(q))
+  np.testing.assert_allclose(carry[0, 0], jax.nn.sigmoid(gate_scale * logits[0, 0]).sum(-1), rtol=1e-6)
+  return np.asarray(scored - logits)[0, 0]
+
+
+def test_cope_counts_gates():
+  """Half-open gates count halves; open ones make it a relative embedding shifted by one; closed ones a constant."""
+  back = np.tril(np.subtract.outer(np.arange(40), np.arange(40)) + 1.0)
+  np.testing.assert_allclose(cope_positions(np.zeros((6, 6)))[5], [3, 2.5, 2, 1.5, 1, 0.5], rtol=1e-6)
+  lower = np.tri(40) > 0
+  np.testing.assert_allclose(cope_positions(np.full((40, 40), 30.0))[lower], back[lower], atol=1e-4)
+  np.testing.assert_allclose(cope_positions(np.full((40, 40), -30.0))[lower], 0, atol=1e-4)
+  capped = cope_positions(np.full((40, 40), 30.0), npos_max=5)
+  np.testing.assert_allclose(capped[lower], np.minimum(back, 4)[lower], atol=1e-4)
+  gate = jax.nn.sigmoid(3 * 0.7)
+  np.testing.assert_allclose(cope_positions(np.full((6, 6), 0.7), gate_scale=3)[5, 3], 3 * gate, rtol=1e-5)
+
+
+def test_cope_learns_through_the_weight_between_rows():
+  """The floor has no gradient, the weight has: moving a logit moves the position of the keys to its left."""
+  scheme = build('cope(div=False)', heads=1, head_dim=1)
+  scheme.table[...] = jnp.arange(64, dtype=jnp.float32)[:, None]
+  q, at = jnp.full((1, 1, 1, 1), scheme.q_scale), jnp.arange(6.0)
+
+  def positions(row):
+    # 0.1 has passed further right, so that no position is a whole number, where the weight has a kink.
+    logits = row[None, None, None]
+    return (scheme.score(logits, q, q, at[-1:], at, (), (), scheme.init_carry(q) + 0.1)[0] - logits)[0, 0, 0]
+
+  np.testing.assert_allclose(positions(jnp.zeros(6)), [3.1, 2.6, 2.1, 1.6, 1.1, 0.6], rtol=1e-6)
+  np.testing.assert_allclose(jax.jacobian(positions)(jnp.zeros(6)), np.triu(np.full((6, 6), 0.25)), atol=1e-6)
+
+
 def test_remarks():
   """Pairs that never complete a turn, buckets that are never trained, ramps without a pair to start from."""
   for width, base, train_len, count in ((32, 1e4, 128, 10), (64, 1e4, 256, 19), (128, 1e4, 4096, 18)):
@@ -643,6 +826,15 @@ def test_remarks():
   (line,) = posenc.remarks((), [build('t5(max_distance=1024)')], 128)
   assert 'buckets 24..31' in line and '128 tokens' in line and 't5(num_buckets=32, max_distance=1024)' in line
   assert buckets(32, 1024)[127] == 23
+  for text, words in (
+    ('fire(init_len=128)', 'constant over the 128 tokens'),
+    ('shaw(clip=128)', 'rows 0..0 are never trained'),
+    ('cope(npos_max=130)', 'rows above 128 are never trained'),
+  ):
+    (line,) = posenc.remarks((), [build(text)], 128)
+    assert text in line and words in line
+  for text in ('fire', 'fire(init_len=127)', 'shaw(clip=127)', 'cope', 'cope(npos_max=129)', 'kerple_log', 'sandwich'):
+    assert posenc.remarks((), [build(text)], 128) == []
   tiny, llama = [rope()], [rope(128, train_len=4096)]
   lines = posenc.remarks(('yarn', 'yarn+logn', 'pi', 'yarn(beta_fast=4)', 'ntk_by_parts@rope'), tiny, 128)
   assert [line.split(':')[0] for line in lines] == ['rope(base=10000)', 'yarn', 'ntk_by_parts']

@@ -1,0 +1,63 @@
+"""FIRE, functional interpolation for relative positions: Li et al. 2023 (2310.04418)."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from posenc.base import Bias, Dims, PosParam, distance
+from spec import SpecError
+
+EPS = 1e-6  # the authors': the normaliser is 0 at query 0 once the threshold has shrunk to 0
+
+
+class FIRE(Bias):
+  """logit + MLP(psi(i - j) / psi(max(i, tau))), psi(x) = ln(|c x| + 1), tau = |L_mult init_len|.
+
+  The MLP, 1 -> 32 -> N with a ReLU, sees a number in [0, 1] at any length: that is the argument for extrapolation. It
+  knows where the query stands, so shifting all positions changes it. c starts at 0.1, L_mult at 1.
+
+  The second layer has no bias, unlike the authors': it would be added to all the keys of a query, which softmax cannot
+  see, and would never be trained.
+
+  init_len: tokens up to which the normaliser is constant, before L_mult is trained. None: a quarter of the training
+    length. The authors' 512 is more than a short run ever sees; the normaliser would then first move beyond it.
+  per_layer: a function per layer, as in the paper; False is its FIRE-S, one for all.
+  """
+
+  relative = False
+
+  def __init__(
+    self, dims: Dims, rngs: nnx.Rngs, *, init_len: float | None = None, width: int = 32, per_layer: bool = True
+  ):
+    super().__init__(dims, rngs)
+    if init_len is None:
+      init_len = max(dims.train_len // 4, 1)
+    if isinstance(init_len, bool) or not isinstance(init_len, (int, float)) or init_len < 0:
+      raise SpecError(f'fire: init_len = {init_len!r}: a number of at least 0 is allowed, or None')
+    if width < 1:
+      raise SpecError(f'fire: width = {width}: a whole number of at least 1 is allowed')
+    self.init_len, self.per_layer = float(init_len), per_layer
+
+    # Drawn as the authors' library does, biases too: zeros there would put the kink of every ReLU at 0, and the MLP
+    # would be linear on [0, 1].
+    def uniform(shape, fan_in):
+      return PosParam(jax.random.uniform(rngs.params(), shape, minval=-1, maxval=1) * fan_in**-0.5)
+
+    self.w1, self.b1, self.w2 = uniform((width,), 1), uniform((width,), 1), uniform((width, dims.heads), width)
+    self.c = PosParam(jnp.asarray(0.1))
+    self.l_mult = PosParam(jnp.asarray(1.0))
+
+  def remarks(self):
+    if self.init_len < self.dims.train_len:
+      return []
+    return [
+      f'fire(init_len={self.init_len:g}): the normaliser starts constant over the {self.dims.train_len} tokens of '
+      'training; unless L_mult learns otherwise it first moves beyond them'
+    ]
+
+  def bias(self, at_t, at_s):
+    psi = lambda x: jnp.log(jnp.abs(self.c[...] * x) + 1)  # noqa: E731
+    last_t = jnp.maximum(at_t, jnp.abs(self.l_mult[...] * self.init_len))
+    share_ts = psi(distance(at_t, at_s)) / (psi(last_t) + EPS)[:, None]
+    hidden_tsF = jax.nn.relu(share_ts[..., None] * self.w1[...] + self.b1[...])
+    return jnp.einsum('tsF,FN->Nts', hidden_tsF, self.w2[...])
