@@ -105,9 +105,10 @@ def main() -> int:
     rate = log.rate(step)
     metrics['bits_per_byte'] = metrics['loss'] * tokens_per_step / n_bytes / math.log(2)
     metrics['learning_rate'] = float(lr(step - 1))  # the one this update was made with
-    metrics |= {'tokens_per_second': rate * tokens_per_step, 'model_flops_per_second': rate * flops_per_step}
+    if rate:
+      metrics |= {'tokens_per_second': rate * tokens_per_step, 'model_flops_per_second': rate * flops_per_step}
     log.scalars(step, {f'train/{name}': value for name, value in metrics.items()})
-    log.line(step, f'loss {metrics["loss"]:.4f}  {metrics["tokens_per_second"]:.0f} tokens/s')
+    log.line(step, f'loss {metrics["loss"]:.4f}  {rate * tokens_per_step:.0f} tokens/s')
 
   def validate(step):
     for multiple, (source, pos) in held_out.items():

@@ -204,7 +204,8 @@ def _range(points: Sequence[Point]) -> tuple[float, float]:
 
 
 def _contexts(points: Sequence[Point], protocol: str) -> str:
-  return f'L-{points[0]["T"]} .. L-1' if protocol == 'fixed_targets' else '0 .. L-1'
+  scored = next(p['T'] for p in points if p['protocol'] == protocol)
+  return f'L-{scored} .. L-1' if protocol == 'fixed_targets' else '0 .. L-1'
 
 
 def _line(ax: Any, line: Sequence[Point], label: str, colour: str, ceiling: float) -> None:

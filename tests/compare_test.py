@@ -23,6 +23,7 @@ def point(scheme='rope', method='none', length=16, nll=2.0, **changes):
     'outcome': 'ok',
     'reason': None,
     'targets_hash': 'abc',
+    'T': 16,
     'checkpoint_step': 100,
     'nll': nll,
     'ppl': math.exp(nll),

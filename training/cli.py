@@ -33,7 +33,7 @@ def _one_line(error: BaseException) -> str:
     text = f'config: {error.args[0].args[0]}'  # a misspelt key: config_flags wraps the error that has the suggestion
   elif isinstance(error, KeyError) and error.args:
     sentence = str(error.args[0])  # str(error) would quote it and escape its line breaks
-    text = f'config: {sentence}' if ' ' in sentence else f'KeyError: {sentence}'
+    text = f'config: {sentence}' if ' ' in sentence else f'KeyError: {text}'
   elif 'Traceback' in text or 'earlier failure to load' in text:
     text = text.strip().splitlines()[-1]  # config_flags wraps what loading a config file raised; the end says what
   return ' '.join(text.split()) or type(error).__name__

@@ -28,7 +28,7 @@ class RunLog:
     self._last = (step, time.monotonic())
 
   def rate(self, step: int) -> float:
-    """Steps per second since this was last asked, or since `restart`."""
+    """Steps per second since this was last asked, or since `restart`; 0 where no step has been timed yet."""
     now = time.monotonic()
     (before, then), self._last = self._last, (step, now)
     return (step - before) / max(now - then, 1e-9)
