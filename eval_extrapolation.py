@@ -84,9 +84,14 @@ def main() -> int:
     'corpus_documents': data.n_documents,
     'corpus_tokens': data.n_tokens,
   }
+  tokens = cost(plan, lengths, methods)
+  print(
+    f'{len(plan.documents)} test documents x {config.eval.spans} spans of {plan.targets} targets; {len(methods)} methods '
+    f'x {len(lengths)} lengths, at most {tokens / 1e6:.1f} M tokens, each set of positions once'
+  )
   scorer = Scorer(graphdef, params, mesh, config.eval.batch_tokens)
   points, kept = [], None
-  with tqdm.tqdm(total=cost(plan, lengths, methods), unit='token', unit_scale=True, disable=None) as bar:
+  with tqdm.tqdm(total=tokens, unit='token', unit_scale=True, disable=None) as bar:
     parts = sweep(
       scorer,
       plan,
