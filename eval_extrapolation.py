@@ -85,9 +85,10 @@ def main() -> int:
     'corpus_tokens': data.n_tokens,
   }
   tokens = cost(plan, lengths, methods)
+  per_document = f'{config.eval.spans} spans of {plan.targets} targets'
   print(
-    f'{len(plan.documents)} test documents x {config.eval.spans} spans of {plan.targets} targets; {len(methods)} methods '
-    f'x {len(lengths)} lengths, at most {tokens / 1e6:.1f} M tokens, each set of positions once'
+    f'{len(plan.documents)} test documents x {per_document}; {len(methods)} methods x {len(lengths)} lengths, at most '
+    f'{tokens / 1e6:.1f} M tokens, each set of positions once'
   )
   scorer = Scorer(graphdef, params, mesh, config.eval.batch_tokens)
   points, kept = [], None
