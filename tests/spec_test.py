@@ -116,7 +116,6 @@ def required(*, needed, other=1):
 def test_keywords():
   """What a config may set is what the constructor takes by keyword only."""
   assert keywords(scheme) == {'base': 1e4, 'count': 32, 'kind': 'x', 'on': True, 'free': None}
-  assert keywords(scheme, hidden=('on', 'kind')) == {'base': 1e4, 'count': 32, 'free': None}
   assert keywords(required) == {'needed': inspect.Parameter.empty, 'other': 1}
   assert keywords(lambda a, b=1, *rest, **more: None) == {}
 
