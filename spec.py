@@ -9,7 +9,7 @@ import ast
 import difflib
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 
@@ -104,3 +104,14 @@ def check_keywords(what: str, call: Call, allowed: dict[str, Any]) -> None:
   for key, default in allowed.items():
     if default is inspect.Parameter.empty and key not in call.kwargs:
       raise SpecError(f'{what} {call.name}: needs the argument {key}')
+
+
+def choose(what: str, text: str, table: Mapping[str, Callable]) -> Call:
+  """The one call that `text` is; SpecError unless it names an entry of `table` with arguments that the entry takes."""
+  call = parse_one(text)
+  if call.name not in table:
+    raise SpecError(one_of(what, call.name, table))
+  entry = table[call.name]
+  # A class is asked for its constructor: NNX's metaclass would answer for the class with (*args, **kwargs).
+  check_keywords(what, call, keywords(entry.__init__ if isinstance(entry, type) else entry))
+  return call

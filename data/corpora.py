@@ -121,11 +121,7 @@ CORPORA: dict[str, Callable[..., Iterable[Document]]] = {f.__name__: f for f in 
 
 def check(name: str) -> spec.Call:
   """The parsed string; raises when it names no corpus or an argument that the corpus does not take."""
-  call = spec.parse_one(name)
-  if call.name not in CORPORA:
-    raise spec.SpecError(spec.one_of('corpus', call.name, CORPORA))
-  spec.check_keywords('corpus', call, spec.keywords(CORPORA[call.name]))
-  return call
+  return spec.choose('corpus', name, CORPORA)
 
 
 def load(name: str) -> Corpus:

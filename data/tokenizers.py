@@ -122,11 +122,7 @@ TOKENIZERS: dict[str, Callable[..., Tokenizer]] = {'bytes': Bytes, 'bpe': BPE}
 
 def check(name: str) -> spec.Call:
   """The parsed string; raises when it names no tokenizer or an argument that the tokenizer does not take."""
-  call = spec.parse_one(name)
-  if call.name not in TOKENIZERS:
-    raise spec.SpecError(spec.one_of('tokenizer', call.name, TOKENIZERS))
-  spec.check_keywords('tokenizer', call, spec.keywords(TOKENIZERS[call.name]))
-  return call
+  return spec.choose('tokenizer', name, TOKENIZERS)
 
 
 def build(name: str) -> Tokenizer:

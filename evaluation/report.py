@@ -134,7 +134,10 @@ def table(points: Sequence[Point], protocol: str = 'fixed_targets') -> str:
     difference = one.get('vs_none') if one else None
     body.append([label, *cells, f'{100 * (exp(difference) - 1):+.1f} %' if difference else ''])
   widths = [max(len(row[i]) for row in (head, *body)) for i in range(len(head))]
-  line = lambda row: '  '.join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths)))  # noqa: E731
+
+  def line(row):
+    return '  '.join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))])
+
   return '\n'.join([line(head), *(line(row) for row in body)])
 
 

@@ -300,7 +300,10 @@ def _backward(graphdef, tile, saved, do_BNTH):
   else:
     (dparams, dk, dv), dq = jax.lax.scan(lambda sums, i: row(i, sums), sums, jnp.arange(tiles))
     dq = Side(_unstack(dq.x, -2), _unstack(dq.far, -2), _unstack(dq.state, 1))
-  like = lambda grad, x: jax.tree.map(lambda g, a: g.astype(a.dtype), grad, x)  # noqa: E731
+
+  def like(grad, x):
+    return jax.tree.map(lambda g, a: g.astype(a.dtype), grad, x)
+
   return dparams, like(dq, q), like(dk, k), like(dv, v_BKTH), None, None, None
 
 

@@ -153,11 +153,16 @@ class LM(nnx.Module):
     init = nnx.initializers.normal(std)
     self.embedding = nnx.Embed(vocab_size, cfg.d_model, embedding_init=init, rngs=rngs)
     repeats = cfg.layers // len(pattern)
-    stacked = lambda make: nnx.vmap(make, in_axes=0, out_axes=0)(rngs.split(repeats))  # noqa: E731
+
+    def stacked(make):
+      return nnx.vmap(make, in_axes=0, out_axes=0)(rngs.split(repeats))
 
     def build(text):
       shapes = {'heads': cfg.heads, 'head_dim': cfg.width, 'd_model': cfg.d_model, 'train_len': train_len}
-      make = lambda rngs: posenc.build(text, rngs=rngs, **shapes)  # noqa: E731
+
+      def make(rngs):
+        return posenc.build(text, rngs=rngs, **shapes)
+
       scheme = make(rngs)  # says whether it is one for all layers
       return stacked(make) if scheme.per_layer else scheme
 

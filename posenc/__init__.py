@@ -28,7 +28,7 @@ from posenc.scaling import METHODS
 from posenc.shaw import Shaw
 from posenc.sinusoidal import Sinusoidal
 from posenc.t5 import T5
-from spec import Call, SpecError, check_keywords, keywords, one_of, parse, parse_one
+from spec import Call, SpecError, check_keywords, choose, keywords, one_of, parse
 
 __all__ = [
   'METHODS', 'SCHEMES', 'Bias', 'Dims', 'Far', 'PosParam', 'PositionScheme', 'Positions', 'Unsupported',
@@ -58,11 +58,7 @@ _SCALES = (
 
 def check_scheme(text: str) -> Call:
   """Parses a scheme's string; raises SpecError unless it names one of SCHEMES with arguments that it takes."""
-  call = parse_one(text)
-  if call.name not in SCHEMES:
-    raise SpecError(one_of('scheme', call.name, SCHEMES))
-  check_keywords('scheme', call, keywords(SCHEMES[call.name].__init__))
-  return call
+  return choose('scheme', text, SCHEMES)
 
 
 def check_method(text: str) -> list[Call]:

@@ -56,7 +56,9 @@ class FIRE(Bias):
     ]
 
   def bias(self, at_t, at_s):
-    psi = lambda x: jnp.log(jnp.abs(self.c[...] * x) + 1)  # noqa: E731
+    def psi(x):
+      return jnp.log(jnp.abs(self.c[...] * x) + 1)
+
     last_t = jnp.maximum(at_t, jnp.abs(self.l_mult[...] * self.init_len))
     share_ts = psi(distance(at_t, at_s)) / (psi(last_t) + EPS)[:, None]
     hidden_tsF = jax.nn.relu(share_ts[..., None] * self.w1[...] + self.b1[...])

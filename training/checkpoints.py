@@ -72,7 +72,10 @@ class Checkpoints:
 def _leaves(tree: Any) -> dict[str, str]:
   """{path: 'dtype[shape]'}, lists and tuples alike, int keys as strings, empty nodes left out: as orbax stores them."""
   leaves = jax.tree_util.tree_leaves_with_path(tree)
-  name = lambda key: str(getattr(key, 'key', getattr(key, 'idx', getattr(key, 'name', key))))  # noqa: E731
+
+  def name(key):
+    return str(getattr(key, 'key', getattr(key, 'idx', getattr(key, 'name', key))))
+
   return {
     ''.join(f'.{name(key)}' for key in path): f'{leaf.dtype}{list(leaf.shape)}'
     for path, leaf in leaves
