@@ -106,12 +106,16 @@ def check_keywords(what: str, call: Call, allowed: dict[str, Any]) -> None:
       raise SpecError(f'{what} {call.name}: needs the argument {key}')
 
 
-def choose(what: str, text: str, table: Mapping[str, Callable]) -> Call:
-  """The one call that `text` is; SpecError unless it names an entry of `table` with arguments that the entry takes."""
+def choose(what: str, text: str, table: Mapping[str, Callable], common: Mapping[str, Any] | None = None) -> Call:
+  """The one call that `text` is; SpecError unless it names an entry of `table` with arguments that the entry takes.
+
+  common: keyword arguments, with their defaults, that every entry takes besides.
+  """
   call = parse_one(text)
   if call.name not in table:
     raise SpecError(one_of(what, call.name, table))
   entry = table[call.name]
   # A class is asked for its constructor: NNX's metaclass would answer for the class with (*args, **kwargs).
-  check_keywords(what, call, keywords(entry.__init__ if isinstance(entry, type) else entry))
+  own = keywords(entry.__init__ if isinstance(entry, type) else entry)
+  check_keywords(what, call, {**own, **(common or {})})
   return call

@@ -33,10 +33,10 @@ class Where(NamedTuple):
   token_T: jax.Array  # i32: index in the window, what masks count in
   at_T: jax.Array
   far_T: Any  # positions of the second map, or None
+  reach_T: Any  # queries: keys this many tokens back or more are masked; None for keys
 
 
 class Masks(NamedTuple):
-  window: jax.Array
   sinks: jax.Array
   threshold: Any  # or None
 
@@ -62,7 +62,7 @@ def _heads(x_BKGtr: jax.Array) -> jax.Array:
 def _logits(scheme: PositionScheme, q: Side, k: Side, at_q: Where, at_k: Where, masks: Masks, carry: Any):
   """Logits of one tile, f32[B, N, t, s], masked, and the scheme's carry. The only place that says what a logit is."""
   back_ts = at_q.token_T[:, None] - at_k.token_T[None, :]
-  visible_ts = (back_ts >= 0) & ((back_ts < masks.window) | (at_k.token_T[None, :] < masks.sinks))
+  visible_ts = (back_ts >= 0) & ((back_ts < at_q.reach_T[:, None]) | (at_k.token_T[None, :] < masks.sinks))
 
   def scored(q_BKGtR, k_BKsR, at_t, at_s):
     raw_BKGts = jnp.einsum('BKGtR,BKsR->BKGts', q_BKGtR, k_BKsR, preferred_element_type=jnp.float32)
@@ -78,13 +78,25 @@ def _logits(scheme: PositionScheme, q: Side, k: Side, at_q: Where, at_k: Where, 
   return jnp.where(visible_ts, logits_BNts, MASKED), new_carry
 
 
-def _mix(scheme: PositionScheme, p_BNts: jax.Array, v_BKsH: jax.Array, at_q: Where, at_k: Where) -> jax.Array:
+def _values(scheme: PositionScheme, p_BNts: jax.Array, at_q: Where, at_k: Where, masks: Masks) -> jax.Array | None:
+  """What the scheme adds to p @ v: each pair's share under the map that its logit was read from."""
+  if masks.threshold is None:
+    return scheme.values(p_BNts, at_q.at_T, at_k.at_T)
+  near_ts = at_q.token_T[:, None] - at_k.token_T[None, :] < masks.threshold
+  near_BNtH = scheme.values(jnp.where(near_ts, p_BNts, 0.0), at_q.at_T, at_k.at_T)
+  far_BNtH = scheme.values(jnp.where(near_ts, 0.0, p_BNts), at_q.far_T, at_k.far_T)
+  return None if near_BNtH is None or far_BNtH is None else near_BNtH + far_BNtH
+
+
+def _mix(
+  scheme: PositionScheme, p_BNts: jax.Array, v_BKsH: jax.Array, at_q: Where, at_k: Where, masks: Masks
+) -> jax.Array:
   """p @ v and what the scheme adds to it, f32[B, N, t, H]; linear in p and in v."""
   b, n, t, s = p_BNts.shape
   kv = v_BKsH.shape[1]
   p_BKGts = p_BNts.reshape(b, kv, n // kv, t, s).astype(v_BKsH.dtype)
   o_BNtH = _heads(jnp.einsum('BKGts,BKsH->BKGtH', p_BKGts, v_BKsH, preferred_element_type=jnp.float32))
-  more_BNtH = scheme.values(p_BNts, at_q.at_T, at_k.at_T)
+  more_BNtH = _values(scheme, p_BNts, at_q, at_k, masks)
   return o_BNtH if more_BNtH is None else o_BNtH + more_BNtH
 
 
@@ -115,11 +127,12 @@ class Walk(NamedTuple):
     return jnp.where(step < near, self.hi - step, jnp.minimum(self.lo, self.sinks) - 1 - (step - near))
 
 
-def _walk(q_first: jax.Array, k_start: jax.Array, masks: Masks, tile: int, k_tiles: int) -> Walk:
-  """Never right of the diagonal, never outside the window. Tiles of queries and of keys have one size."""
-  hi = jnp.clip((q_first + tile - 1 - k_start) // tile, -1, k_tiles - 1)
-  # In float32 the window may be inf; at most T, so exact.
-  oldest = jnp.maximum(q_first - jnp.minimum(masks.window, q_first + 1.0).astype(jnp.int32) + 1 - k_start, 0)
+def _walk(at_q: Where, k_start: jax.Array, masks: Masks, tile: int, k_tiles: int) -> Walk:
+  """Never right of the diagonal, never outside every query's window. Tiles of queries and of keys have one size."""
+  hi = jnp.clip((at_q.token_T[0] + tile - 1 - k_start) // tile, -1, k_tiles - 1)
+  # In float32 a window may be inf; at most T, so exact.
+  back_t = jnp.minimum(at_q.reach_T, at_q.token_T + 1.0).astype(jnp.int32)
+  oldest = jnp.maximum((at_q.token_T - back_t).min() + 1 - k_start, 0)
   lo = jnp.minimum(oldest // tile, hi + 1)
   sink_tokens = jnp.clip(masks.sinks - k_start, 0, k_tiles * tile).astype(jnp.int32)
   sinks = jnp.minimum(-(-sink_tokens // tile), hi + 1)
@@ -188,7 +201,7 @@ def attend_tiles(
 
   def row(i):
     q_i, at_i = _side(q, i * tile, tile), _where(at_q, i * tile, tile)
-    walk = _walk(at_i.token_T[0], at_k.token_T[0], masks, tile, k_tiles)
+    walk = _walk(at_i, at_k.token_T[0], masks, tile, k_tiles)
     if running is None:
       init = start_running(scheme, q_i, head_dim)
     else:
@@ -201,7 +214,7 @@ def attend_tiles(
       m = jnp.maximum(seen.m_BNT, logits.max(-1))
       p = jnp.exp(logits - m[..., None])
       shrink = jnp.exp(seen.m_BNT - m)
-      o = seen.o_BNTH * shrink[..., None] + _mix(scheme, p, _tile(v_BKSH, s, tile, -2), at_i, at_s)
+      o = seen.o_BNTH * shrink[..., None] + _mix(scheme, p, _tile(v_BKSH, s, tile, -2), at_i, at_s, masks)
       return Running(o, m, seen.l_BNT * shrink + p.sum(-1), carry)
 
     # A foreign block may hold no visible tile at all, so that a count of one is no certainty there.
@@ -238,12 +251,12 @@ def _backward(graphdef, tile, saved, do_BNTH):
     return _logits(nnx.merge(graphdef, params), q_i, k_s, at_i, at_s, masks, carry)
 
   def values(params, p, at_i, at_s):
-    return nnx.merge(graphdef, params).values(p, at_i.at_T, at_s.at_T)
+    return _values(nnx.merge(graphdef, params), p, at_i, at_s, masks)
 
   def row(i, sums):
     q_i, at_i = _side(q, i * tile, tile), _where(at_q, i * tile, tile)
     do, lse, delta = (_tile(a, i * tile, tile, 2) for a in (do_BNTH, lse_BNT, delta_BNT))
-    walk = _walk(at_i.token_T[0], at_k.token_T[0], masks, tile, tiles)
+    walk = _walk(at_i, at_k.token_T[0], masks, tile, tiles)
     carry = nnx.merge(graphdef, params).init_carry(jnp.swapaxes(_heads(q_i.x), 1, 2))
     carries = jax.tree.map(lambda a: jnp.zeros((tiles, *a.shape), a.dtype).at[0].set(a), carry)
 
@@ -326,8 +339,8 @@ def attend(
 ) -> jax.Array:
   """Causal attention under a position scheme, [B, T, N, H], exact for every `tile`.
 
-  Rotates, multiplies q by `scheme.q_scale * pos.logit_scale_T` and k by `pos.key_scale_T` (nobody else scales, so a
-  temperature never touches an additive bias), then walks tiles with softmax in float32. `tile >= T` is the dense path;
+  Rotates, multiplies q by `scheme.query_scale(pos)` and k by `pos.key_scale_T` (nobody else scales, so a temperature
+  never touches an additive bias), then walks tiles with softmax in float32. `tile >= T` is the dense path;
   a T that is no multiple of the tile is padded on the right, where no query looks. Gradients reach q, k, v, `state`
   (the scheme's `token_state`) and the scheme's parameters; `pos` gets none.
   """
@@ -339,13 +352,13 @@ def attend(
     raise ValueError(f'positions for {pos.at_T.shape[0]} tokens, queries for {length}')
   tile = min(tile, length)
   pad = -length % tile
-  scale_T = pos.logit_scale_T * scheme.q_scale
+  scale_TN = scheme.query_scale(pos)
 
   def turned(pos_q, pos_k):
     q, k = scheme.rotate(q_BTNH, k_BTKH, pos_q)
     if pos_k is not pos_q:
       _, k = scheme.rotate(q_BTNH, k_BTKH, pos_k)
-    q = (q * scale_T[:, None, None]).astype(q_BTNH.dtype).reshape(b, length, kv, n // kv, -1)
+    q = (q * scale_TN[:, :, None]).astype(q_BTNH.dtype).reshape(b, length, kv, n // kv, -1)
     k = (k * pos.key_scale_T[:, None, None]).astype(k_BTKH.dtype)
     return padded(jnp.moveaxis(q, 1, 3), -2), padded(jnp.moveaxis(k, 1, 2), -2)
 
@@ -361,8 +374,6 @@ def attend(
   if pos.far is not None:
     q_far, k_far = turned(dataclasses.replace(pos, at_T=pos.far.at_q_T), dataclasses.replace(pos, at_T=pos.far.at_k_T))
     far_q, far_k, threshold = padded(pos.far.at_q_T, 0), padded(pos.far.at_k_T, 0), pos.far.threshold
-    if jax.tree.leaves(scheme.init_carry(q_BTNH[:, :1])):
-      raise ValueError(f'{type(scheme).__name__} runs a carry along the row, which a second position map would split')
   state = jax.tree.map(lambda a: padded(a, 1), state)
   token_T = jnp.arange(length + pad, dtype=jnp.int32)
   at_T = padded(pos.at_T, 0)
@@ -374,8 +385,8 @@ def attend(
     Side(q, q_far, state),
     Side(k, k_far, state),
     padded(jnp.moveaxis(v_BTKH, 1, 2), -2),
-    Where(token_T, at_T, far_q),
-    Where(token_T, at_T, far_k),
-    Masks(pos.window, pos.sinks, threshold),
+    Where(token_T, at_T, far_q, padded(pos.window_T, 0)),
+    Where(token_T, at_T, far_k, None),
+    Masks(pos.sinks, threshold),
   )
   return jnp.moveaxis(o_BNTH, 1, 2)[:, :length].astype(v_BTKH.dtype)

@@ -17,21 +17,21 @@ import numpy as np
 from flax import nnx
 
 from posenc.alibi import ALiBi
-from posenc.base import Bias, Dims, Far, Positions, PositionScheme, PosParam, Unsupported
+from posenc.base import Bias, Dims, Far, Positions, PositionScheme, PosParam, Unsupported, with_options
 from posenc.cope import CoPE
 from posenc.fire import FIRE
 from posenc.kerple import KerpleLog, KerplePower
 from posenc.learned import Learned
 from posenc.rope import RoPE
 from posenc.sandwich import Sandwich
-from posenc.scaling import METHODS
+from posenc.scaling import METHODS, WITHIN
 from posenc.shaw import Shaw
 from posenc.sinusoidal import Sinusoidal
 from posenc.t5 import T5
 from spec import Call, SpecError, check_keywords, choose, keywords, one_of, parse
 
 __all__ = [
-  'METHODS', 'SCHEMES', 'Bias', 'Dims', 'Far', 'PosParam', 'PositionScheme', 'Positions', 'Unsupported',
+  'METHODS', 'SCHEMES', 'WITHIN', 'Bias', 'Dims', 'Far', 'PosParam', 'PositionScheme', 'Positions', 'Unsupported',
   'build', 'check_method', 'check_scheme', 'follows_length', 'positions', 'remarks',
 ]  # fmt: skip
 
@@ -58,7 +58,7 @@ _SCALES = (
 
 def check_scheme(text: str) -> Call:
   """Parses a scheme's string; raises SpecError unless it names one of SCHEMES with arguments that it takes."""
-  return choose('scheme', text, SCHEMES)
+  return choose('scheme', text, SCHEMES, keywords(with_options))
 
 
 def check_method(text: str) -> list[Call]:
@@ -76,21 +76,11 @@ def check_method(text: str) -> list[Call]:
 def build(text: str, *, heads: int, head_dim: int, d_model: int, train_len: int, rngs: nnx.Rngs) -> PositionScheme:
   """The scheme that `text` names, for these shapes. SpecError, in one line, if it names none."""
   call = check_scheme(text)
-  scheme = SCHEMES[call.name](Dims(heads, head_dim, d_model, train_len), rngs, **call.kwargs)
+  options = {key: value for key, value in call.kwargs.items() if key in keywords(with_options)}
+  own = {key: value for key, value in call.kwargs.items() if key not in options}
+  scheme = SCHEMES[call.name](Dims(heads, head_dim, d_model, train_len), rngs, **own)
   scheme.name = call.name
-  return scheme
-
-
-def _plain(scheme: PositionScheme, eval_len: int) -> Positions:
-  return Positions(
-    at_T=np.arange(eval_len, dtype=np.float64),
-    inv_freq_P=scheme.inv_freq_P,
-    onset=0.0,
-    logit_scale_T=np.ones(eval_len),
-    key_scale_T=np.ones(eval_len),
-    window=np.inf,
-    sinks=0.0,
-  )
+  return with_options(scheme, rngs, **options)
 
 
 @overload
@@ -123,7 +113,7 @@ def positions(
   for slot in slots:
     if slot.max_len is not None and eval_len > slot.max_len:
       raise Unsupported(f'{slot.name} has positions for {slot.max_len} tokens, asked for {eval_len}')
-  out = [_plain(slot, eval_len) for slot in slots]
+  out = [slot.plain(eval_len) for slot in slots]
   writers: list[dict[str, str]] = [{} for _ in slots]
   for call in calls:
     reasons, used = [], False

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx, struct
 
+from spec import SpecError
+
 
 class Unsupported(Exception):
   """A combination that has no meaning, with the reason. A sweep records it as that point's outcome."""
@@ -42,7 +44,7 @@ class Far:
 class Positions:
   """Where tokens are said to stand and how that is read: arrays only, of one shape for every method at one length.
 
-  So that one compiled program serves every method. `window`, `sinks`, `onset` and `far.threshold` count tokens,
+  So that one compiled program serves every method. `window_T`, `sinks`, `onset` and `far.threshold` count tokens,
   everything else speaks of positions. Methods compute in numpy float64; `posenc.positions` casts to float32 once.
   """
 
@@ -51,7 +53,7 @@ class Positions:
   onset: Any  # []: tokens before it keep the trained frequencies (LongRoPE's n-hat)
   logit_scale_T: Any  # factor on the logits, per query (YaRN: attention factor squared)
   key_scale_T: Any  # the same, per key
-  window: Any  # []: keys this many tokens back or more are masked; inf: none
+  window_T: Any  # per query: keys this many tokens back or more are masked; inf: none
   sinks: Any  # []: first keys that stay visible outside the window
   far: Far | None = None
 
@@ -80,6 +82,8 @@ class PositionScheme(nnx.Module):
   max_len: int | None = None  # longest length with defined positions; None: any
   relative = True  # adding a constant to every position changes nothing
   per_layer = False  # parameters for each layer, stacked by the model; else one scheme for all layers of its slot
+  window = np.inf  # tokens a query sees, itself included, in training and, where no method says otherwise, after it
+  ssmax: PosParam | None = None
 
   def __init__(self, dims: Dims, rngs: nnx.Rngs):
     del rngs
@@ -90,6 +94,32 @@ class PositionScheme(nnx.Module):
   def inv_freq_P(self) -> np.ndarray:
     """theta_p = base**(-2p/rot) for p < rot/2, float64: the trained frequencies. Empty without a rotation."""
     return np.float64(self.base) ** (-np.arange(0, self.rot, 2, dtype=np.float64) / max(self.rot, 1))
+
+  @property
+  def reads_distance(self) -> bool:
+    """Whether attention depends on where the tokens stand, so that a second position map changes something."""
+    cls = type(self)
+    return cls.rotate is not PositionScheme.rotate or cls.score is not PositionScheme.score
+
+  def plain(self, length: int) -> Positions:
+    """Positions 0, 1, 2 ... as trained, float64: what scaling methods start from."""
+    return Positions(
+      at_T=np.arange(length, dtype=np.float64),
+      inv_freq_P=self.inv_freq_P,
+      onset=0.0,
+      logit_scale_T=np.ones(length),
+      key_scale_T=np.ones(length),
+      window_T=np.full(length, self.window),
+      sinks=0.0,
+    )
+
+  def query_scale(self, pos: Positions) -> jax.Array:
+    """What `attend` multiplies queries by, f32[T, N or 1]: q_scale, the method's factor, and SSMax's if trained."""
+    scale_T1 = (pos.logit_scale_T * self.q_scale)[:, None]
+    if self.ssmax is None:
+      return scale_T1
+    seen_T = jnp.minimum(jnp.arange(1.0, pos.at_T.shape[0] + 1), pos.window_T + pos.sinks)
+    return scale_T1 * self.ssmax[...] * jnp.log(seen_T)[:, None]
 
   def remarks(self) -> list[str]:
     """What a reader of the curve should know about this scheme at this training length, one line each."""
@@ -128,6 +158,29 @@ class PositionScheme(nnx.Module):
   def values(self, p_BNts: jax.Array, at_t: jax.Array, at_s: jax.Array) -> jax.Array | None:
     """What is added to p @ v, [B, N, t, H], linear in p; None for nothing."""
     return None
+
+
+def with_options(
+  scheme: PositionScheme, rngs: nnx.Rngs, *, window: int | None = None, ssmax: bool = False
+) -> PositionScheme:
+  """The options that every scheme has, whichever it is: `rope(window=128)`, `nope(ssmax=True)`.
+
+  window: sliding-window attention, trained and evaluated: a query sees this many keys, itself included.
+  ssmax: scalable softmax (Nakanishi 2025, 2501.19399): logits q . k times s ln n, n the keys that the query sees, s
+    learned per head, and per layer unless the scheme shares its own parameters among layers. s starts at 1 / mean(ln n)
+    over the training length. Biases are left alone, like by any temperature here.
+  """
+  if window is not None:
+    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+      raise SpecError(f'{scheme.name}: window = {window!r}: a whole number of at least 1 is allowed, or None')
+    scheme.window = window
+  if ssmax:
+    if scheme.dims.train_len < 2:
+      raise SpecError(f'{scheme.name}: ssmax = True: a training length of at least 2 is allowed')
+    scheme.per_layer = scheme.per_layer or not jax.tree.leaves(nnx.state(scheme))
+    log_n = np.log(np.minimum(np.arange(1, scheme.dims.train_len + 1), scheme.window))
+    scheme.ssmax = PosParam(jnp.full(scheme.dims.heads, 1 / log_n.mean(), jnp.float32))
+  return scheme
 
 
 class Bias(PositionScheme):

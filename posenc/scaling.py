@@ -17,6 +17,13 @@ from posenc.base import Positions, PositionScheme, Unsupported
 from spec import SpecError, one_of
 
 Writes = dict[str, Any]
+WITHIN: set[Callable[..., Writes]] = set()  # methods that act at or below the training length too
+
+
+def within(method: Callable[..., Writes]) -> Callable[..., Writes]:
+  """Tags a method whose bare name changes something within the training length: a price to be measured at 1x."""
+  WITHIN.add(method)
+  return method
 
 
 def _frequencies(scheme: PositionScheme) -> np.ndarray:

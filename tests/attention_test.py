@@ -73,7 +73,7 @@ def dense(q, k, v, scheme, pos, state=()):
   n, kv = q.shape[2], k.shape[2]
 
   def turned(at_q, at_k):
-    qr = scheme.rotate(q, k, pos.replace(at_T=at_q))[0] * (pos.logit_scale_T * scheme.q_scale)[:, None, None]
+    qr = scheme.rotate(q, k, pos.replace(at_T=at_q))[0] * scheme.query_scale(pos)[..., None]
     kr = scheme.rotate(q, k, pos.replace(at_T=at_k))[1] * pos.key_scale_T[:, None, None]
     logits = jnp.einsum('BtNH,BsNH->BNts', qr, jnp.repeat(kr, n // kv, 2))
     logits = jnp.where(visible, logits, MASKED)
@@ -81,13 +81,20 @@ def dense(q, k, v, scheme, pos, state=()):
 
   i = jnp.arange(q.shape[1])
   back = i[:, None] - i[None, :]
-  visible = (back >= 0) & ((back < pos.window) | (i[None, :] < pos.sinks))
+  visible = (back >= 0) & ((back < pos.window_T[:, None]) | (i[None, :] < pos.sinks))
   logits = turned(pos.at_T, pos.at_T)
   if pos.far is not None:
     logits = jnp.where(back < pos.far.threshold, logits, turned(pos.far.at_q_T, pos.far.at_k_T))
   p = jax.nn.softmax(jnp.where(visible, logits, -jnp.inf), -1)
   o = jnp.einsum('BNts,BsNH->BtNH', p, jnp.repeat(v, n // kv, 2))
-  added = scheme.values(p, pos.at_T, pos.at_T)
+  if pos.far is None:
+    added = scheme.values(p, pos.at_T, pos.at_T)
+  else:
+    # One query and key at a time would do; by where the pair's logit came from.
+    near = back < pos.far.threshold
+    added = scheme.values(p * near, pos.at_T, pos.at_T)
+    if added is not None:
+      added += scheme.values(p * ~near, pos.far.at_q_T, pos.far.at_k_T)
   return o if added is None else o + jnp.swapaxes(added, 1, 2)
 
 
@@ -174,11 +181,20 @@ def test_a_scheme_cannot_unmask():
 def test_windows_and_sinks(name, window, sinks):
   """W keys including self, and the first keys besides; tiles outside are skipped, so every border is a case."""
   scheme = SCHEMES[name][0]()
-  pos = plain(scheme).replace(window=jnp.float32(window), sinks=jnp.float32(sinks))
+  pos = plain(scheme).replace(window_T=jnp.full(T, float(window)), sinks=jnp.float32(sinks))
   if name == 'carry':
     # A skipped tile is a masked tile only for a scheme whose masked gates are 0, which Counting's are.
     assert float(jax.nn.sigmoid(jnp.float32(MASKED))) == 0
   assert_same(*both(scheme, pos))
+
+
+def test_a_window_of_its_own_for_each_query():
+  """Blockwise causal attention: its own block of 10 and the one before. Tiles of 8 straddle the blocks."""
+  scheme = SCHEMES['rope'][0]()
+  pos = plain(scheme).replace(window_T=jnp.arange(T) % 10 + 11.0)
+  assert_same(*both(scheme, pos))
+  uneven = pos.replace(window_T=jnp.asarray(np.random.default_rng(0).permutation(T) + 1.0, jnp.float32))
+  assert_same(*both(scheme, uneven))
 
 
 def test_scales_multiply_content_and_never_a_bias():
@@ -195,7 +211,7 @@ def test_scales_multiply_content_and_never_a_bias():
   np.testing.assert_allclose(o, jnp.einsum('Nts,BsNH->BtNH', p, jnp.repeat(v, N // K, 2)), atol=1e-6)
 
 
-@pytest.mark.parametrize('name', ['rope', 'alibi', 't5'])
+@pytest.mark.parametrize('name', ['rope', 'alibi', 't5', 'values'])
 def test_second_position_map(name):
   """`far`: the two rotations, and for a bias the two distances, chosen by tokens between (rectified at 6 here)."""
   scheme = SCHEMES[name][0]()
@@ -222,8 +238,8 @@ def test_blocks_of_keys_one_after_the_other(name):
   qr, kr = scheme.rotate(q, k, pos)
   qr = jnp.moveaxis((qr * scheme.q_scale).reshape(B, length, K, N // K, H), 1, 3)
   kr, vr = jnp.moveaxis(kr, 1, 2), jnp.moveaxis(v, 1, 2)
-  masks = Masks(pos.window, pos.sinks, None)
-  where = Where(jnp.arange(length), pos.at_T, None)
+  masks = Masks(pos.sinks, None)
+  where = Where(jnp.arange(length), pos.at_T, None, pos.window_T)
   cut = lambda i: slice(i * block, (i + 1) * block)  # noqa: E731
   for i in range(length // block):
     running = None
@@ -233,8 +249,8 @@ def test_blocks_of_keys_one_after_the_other(name):
         Side(qr[..., cut(i), :], None, ()),
         Side(kr[..., cut(j), :], None, ()),
         vr[..., cut(j), :],
-        Where(where.token_T[cut(i)], where.at_T[cut(i)], None),
-        Where(where.token_T[cut(j)], where.at_T[cut(j)], None),
+        Where(where.token_T[cut(i)], where.at_T[cut(i)], None, where.reach_T[cut(i)]),
+        Where(where.token_T[cut(j)], where.at_T[cut(j)], None, None),
         masks,
         running,
         tile=tile,
@@ -256,7 +272,9 @@ def test_blocks_of_keys_one_after_the_other(name):
 ])  # fmt: skip
 def test_tiles_visited(first, window, sinks, want):
   """Never right of the diagonal, never outside the window: that is where the speed of a window comes from."""
-  walk = _walk(jnp.int32(first), jnp.int32(0), Masks(jnp.float32(window), jnp.float32(sinks), None), 8, 5)
+  token_t = first + jnp.arange(8)
+  at_t = Where(token_t, token_t.astype(jnp.float32), None, jnp.full(8, float(window)))
+  walk = _walk(at_t, jnp.int32(0), Masks(jnp.float32(sinks), None), 8, 5)
   assert [int(walk.tile(jnp.int32(i))) for i in range(int(walk.count))] == want
 
 

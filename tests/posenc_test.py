@@ -11,6 +11,7 @@ from flax import nnx
 
 import posenc
 from posenc.alibi import slopes
+from posenc.base import with_options
 from posenc.t5 import buckets
 from spec import SpecError, keywords
 
@@ -419,9 +420,9 @@ def test_a_bad_factor_is_refused_on_every_scheme(method, factor):
     ('cope(npos_max=1)', ['cope', 'npos_max = 1', 'at least 2']),
     ('cope(gate_scale=0)', ['cope', 'gate_scale = 0', 'above 0']),
     ('cope(gate_scale=-1.0)', ['cope', 'gate_scale = -1.0', 'above 0']),
-    ('kerple_log(r1=1.0)', ['kerple_log', 'r1 = 1.0', 'allowed: none']),
+    ('kerple_log(r1=1.0)', ['kerple_log', 'r1 = 1.0', 'allowed: window, ssmax']),
     ('kerple', ["scheme = 'kerple'", "did you mean 'kerple_log'?"]),
-    ('nope(base=2.0)', ['nope', 'base = 2.0', 'allowed: none']),
+    ('nope(base=2.0)', ['nope', 'base = 2.0', 'allowed: window, ssmax']),
     ('alibi+rope', ['alibi+rope', 'single']),
     ('rope@alibi', ['rope@alibi', 'single']),
   ],
@@ -456,7 +457,8 @@ def test_positions_are_finite_float32_of_one_structure(scheme):
     plain = posenc.positions('none', slot, 128, 128 * times)
     shapes = jax.tree.map(lambda a: (a.shape, a.dtype), plain)
     assert plain.at_T.shape == plain.logit_scale_T.shape == plain.key_scale_T.shape == (128 * times,)
-    assert plain.inv_freq_P.shape == (slot.rot // 2,) and plain.onset.shape == plain.window.shape == ()
+    assert plain.inv_freq_P.shape == (slot.rot // 2,) and plain.onset.shape == plain.sinks.shape == ()
+    assert plain.window_T.shape == (128 * times,)
     for method in ('none', 'logn', *FREQUENCY, *(f'{name}(factor=8)' for name in FREQUENCY)):
       try:
         pos = posenc.positions(method, slot, 128, 128 * times)
@@ -465,8 +467,8 @@ def test_positions_are_finite_float32_of_one_structure(scheme):
         continue
       assert jax.tree.map(lambda a: (a.shape, a.dtype), pos) == shapes
       assert all(a.dtype == jnp.float32 for a in jax.tree.leaves(pos))
-      assert all(np.isfinite(a).all() for a in jax.tree.leaves(pos.replace(window=jnp.zeros(()))))
-      assert pos.window == np.inf and pos.sinks == pos.onset == 0 and pos.far is None
+      assert all(np.isfinite(a).all() for a in jax.tree.leaves(pos.replace(window_T=jnp.zeros(()))))
+      assert (pos.window_T == np.inf).all() and pos.sinks == pos.onset == 0 and pos.far is None
       np.testing.assert_array_equal(pos.at_T, np.arange(128 * times))
 
 
@@ -815,6 +817,56 @@ def test_cope_learns_through_the_weight_between_rows():
 
   np.testing.assert_allclose(positions(jnp.zeros(6)), [3.1, 2.6, 2.1, 1.6, 1.1, 0.6], rtol=1e-6)
   np.testing.assert_allclose(jax.jacobian(positions)(jnp.zeros(6)), np.triu(np.full((6, 6), 0.25)), atol=1e-6)
+
+
+# Options that every scheme has.
+
+
+def test_a_trained_window_is_part_of_the_scheme():
+  """Every method starts from it, at every length."""
+  for name in SCHEMES:
+    text = f'{name}(window=9)'
+    for length in (4, 128):
+      pos = posenc.positions('none', build(text), 128, length)
+      np.testing.assert_array_equal(pos.window_T, np.full(length, 9, np.float32))
+
+
+def test_ssmax_multiplies_queries_by_s_ln_n():
+  """n counts the keys that a query sees: a window and sinks bound it. One key alone has ln 1 = 0."""
+  n = np.arange(1, 41)
+  for text, seen, mean in (
+    ('nope(ssmax=True)', n, np.log(np.arange(1, 129)).mean()),
+    ('rope(ssmax=True, window=7)', np.minimum(n, 7), np.log(np.minimum(np.arange(1, 129), 7)).mean()),
+  ):
+    scheme = build(text)
+    assert scheme.per_layer
+    np.testing.assert_allclose(scheme.ssmax[...], np.full(4, 1 / mean), rtol=1e-6)
+    scheme.ssmax[...] = jnp.arange(4.0)
+    pos = posenc.positions('none', scheme, 128, 40)
+    want = 32**-0.5 * np.arange(4) * np.log(seen)[:, None]
+    np.testing.assert_allclose(scheme.query_scale(pos), want, rtol=1e-6)
+    if 'window' in text:
+      sinks = scheme.query_scale(pos.replace(sinks=jnp.float32(3)))
+      np.testing.assert_allclose(sinks[:, 1], 32**-0.5 * np.log(np.minimum(n, 10)), rtol=1e-6)
+  # Its own parameters stay shared where the scheme shares them.
+  assert not build('t5(ssmax=True)').per_layer and build('shaw(ssmax=True)').per_layer
+
+
+@pytest.mark.parametrize('text, words', [
+  ('rope(window=0)', ['rope: window = 0', 'at least 1']),
+  ('alibi(window=2.5)', ['alibi: window = 2.5', 'whole number']),
+  ('nope(window=True)', ['nope: window = True', 'whole number']),
+  ('nope(ssmax=1)', ['nope', 'ssmax = 1', 'True or False']),
+])  # fmt: skip
+def test_refused_options(text, words):
+  with refused(SpecError, *words):
+    build(text)
+
+
+def test_no_scheme_has_an_option_of_the_same_name():
+  """It would be passed to one of the two, silently."""
+  for name, scheme in posenc.SCHEMES.items():
+    assert not set(keywords(scheme.__init__)) & set(keywords(with_options)), name
 
 
 def test_remarks():
