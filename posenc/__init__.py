@@ -24,7 +24,7 @@ from posenc.kerple import KerpleLog, KerplePower
 from posenc.learned import Learned
 from posenc.rope import RoPE
 from posenc.sandwich import Sandwich
-from posenc.scaling import METHODS, WITHIN
+from posenc.scaling import METHODS, TRANSFORMS, WITHIN
 from posenc.shaw import Shaw
 from posenc.sinusoidal import Sinusoidal
 from posenc.t5 import T5
@@ -132,7 +132,7 @@ def positions(
       for field, value in writes.items():
         if field in _SCALES:
           writes[field] = getattr(out[i], field) * value
-        elif field in writers[i]:
+        elif field in writers[i] and METHODS[call.name] not in TRANSFORMS:
           raise SpecError(f'method {method!r}: {writers[i][field]} and {call.name} both write {field}')
         else:
           writers[i][field] = call.name
@@ -150,14 +150,26 @@ def follows_length(method: str, scheme: PositionScheme | Sequence[PositionScheme
   keywords, so that a new method cannot be mislabelled. A method or scheme without positions there follows nothing.
   """
   try:
-    once, twice, long = (jax.tree.leaves(positions(method, scheme, train_len, n * train_len)) for n in (1, 2, 4))
+    made = [positions(method, scheme, train_len, n * train_len) for n in (1, 2, 4)]
   except Unsupported:
     return False
-  for short in (once, twice):
+  once, twice, long = (pos if isinstance(pos, tuple) else (pos,) for pos in made)
+  for short, length in ((once, train_len), (twice, 2 * train_len)):
     for a, b in zip(short, long):
-      if not np.array_equal(a, b[: len(a)] if a.ndim else b):
+      a, b = _first(a, length), _first(b, length)
+      if jax.tree.structure(a) != jax.tree.structure(b) or not jax.tree.all(jax.tree.map(np.array_equal, a, b)):
         return True
   return False
+
+
+def _first(pos: Positions, length: int) -> Positions:
+  """What becomes of the first tokens: a window or a second map that begins beyond them is none to them."""
+  inv_freq_P = np.asarray(pos.inv_freq_P)
+  pos = jax.tree.map(lambda a: np.asarray(a)[:length] if np.ndim(a) else np.asarray(a), pos)
+  pos = pos.replace(inv_freq_P=inv_freq_P, window_T=np.where(pos.window_T < length, pos.window_T, np.inf))
+  if np.isinf(pos.window_T).all():
+    pos = pos.replace(sinks=np.zeros(()))
+  return pos.replace(far=None) if pos.far is not None and pos.far.threshold >= length else pos
 
 
 def remarks(methods: Sequence[str], schemes: Sequence[PositionScheme], train_len: int) -> list[str]:

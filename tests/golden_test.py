@@ -53,9 +53,12 @@ def test_no_case_is_lost():
   """A file that shrinks, or an id that no longer matches a filter below, would otherwise pass silently."""
   kinds = {}
   for case in load('rope_inv_freq_hf'):
-    kind = case['inputs'].get('rope_parameters', {'rope_type': 'partial'})['rope_type']
+    kind = 'longrope' if 'long_factor' in case['inputs'] else 'partial'
+    kind = case['inputs'].get('rope_parameters', {'rope_type': kind})['rope_type']
     kinds[kind] = kinds.get(kind, 0) + 1
-  assert kinds == {'default': 4, 'linear': 16, 'dynamic': 42, 'yarn': 61, 'llama3': 17, 'partial': 2}
+  assert kinds == {
+    'default': 4, 'linear': 16, 'dynamic': 42, 'yarn': 61, 'llama3': 17, 'partial': 2, 'longrope': 9, 'proportional': 4,
+  }  # fmt: skip
   counts = {path.stem: len(load(path.stem)) for path in GOLDEN.glob('*.json') if path.stem in COUNTS}
   assert counts == {name: sum(parts.values()) for name, parts in COUNTS.items()}
   for name, parts in COUNTS.items():
@@ -64,9 +67,16 @@ def test_no_case_is_lost():
 
 
 COUNTS = {
-  'rope_inv_freq_hf': {'': 142},
+  'rope_inv_freq_hf': {'': 155},
   'rope_inv_freq_official': {
-    '/yarn/': 12, '/ntk_aware/': 12, '/ntk/': 6, '/dynamic/': 24, '/dynamic_yarn/': 10, 'apply_scaling': 1,
+    'tiny32/yarn/': 4, 'llama2/yarn/': 4, 'llama3/yarn/': 4, '/ntk_aware/': 12, '/ntk/': 6, '/dynamic/': 24,
+    '/dynamic_yarn/': 10, 'apply_scaling': 1, '/part_ntk_old/': 12, '/longrope/': 3, '/longrope_dynamic/': 4,
+    '/longrope_mixed/': 1, '/longrope_search_init/': 3, '/ntk_mixed_su/': 1,
+  },
+  'attn_modifiers': {
+    'plain_rope': 1, 'rerope/w8/L': 2, 'leaky_rerope/': 2, 'self_extend/legacy/': 2,
+    'self_extend/group_distance/': 2, 'lm_infinite/': 2, 'streaming_llm/': 1, 'sliding_window/': 2, 'logn/': 2,
+    'pose/': 1,
   },
   'rope_rotate': {'half_split/': 1, 'interleaved/': 4, 'permutation/': 1, 'yarn_f4/': 1, 'cos_sin/': 2},
   'alibi_slopes': {'slopes/': 20, 'bias/': 4},
@@ -83,12 +93,13 @@ COUNTS = {
 
 
 def check_frequencies(case, method, base, rot, train_len, eval_len, attention_factor=1.0):
-  scheme = build(f'rope(base={float(base)!r})', head_dim=rot, train_len=train_len)
+  """base: a number, or all of RoPE's options."""
+  options = base if isinstance(base, dict) else {'base': float(base)}
+  scheme = build(call('rope', options), head_dim=rot, train_len=train_len)
   pos = posenc.positions(method, scheme, train_len=train_len, eval_len=eval_len)
   close(case, f'inv_freq, our {method},', pos.inv_freq_P, case['outputs']['inv_freq'], rtol=2e-6)
-  squared = np.full(eval_len, attention_factor**2)
-  close(case, f'attention factor, squared, our {method},', pos.logit_scale_T, squared, rtol=1e-6)
-  np.testing.assert_array_equal(pos.key_scale_T, 1, err_msg='the square on the queries is the whole temperature')
+  squared, ours = np.full(eval_len, attention_factor**2), pos.logit_scale_T * pos.key_scale_T
+  close(case, f'attention factor, squared, our {method},', ours, squared, rtol=1e-6)
   np.testing.assert_array_equal(pos.at_T, np.arange(eval_len), err_msg='positions stay integers')
 
 
@@ -98,8 +109,15 @@ HF_METHODS = {
   'dynamic': 'dynamic_ntk_hf',
   'yarn': 'yarn',
   'llama3': 'llama31',
+  'longrope': 'longrope',
+  'proportional': 'none',
 }
-HF_ARGUMENTS = {'low_freq_factor': 'low', 'high_freq_factor': 'high'}
+HF_ARGUMENTS = {
+  'low_freq_factor': 'low',
+  'high_freq_factor': 'high',
+  'short_factor': 'short',
+  'long_factor': 'long',
+}
 
 
 @each('rope_inv_freq_hf')
@@ -107,17 +125,26 @@ def test_hugging_face(case):
   """L is the original length where the config has one; a dynamic pass of unknown length is one within L."""
   inputs = case['inputs']
   parameters = dict(inputs.get('rope_parameters', {'rope_type': 'default'}))
+  if 'long_factor' in inputs:  # as old configs hold them
+    old = ('short_factor', 'long_factor', 'original_max_position_embeddings')
+    parameters = {'rope_type': 'longrope', **{key: inputs[key] for key in old}}
   name = HF_METHODS[parameters.pop('rope_type')]
   train_len = parameters.pop('original_max_position_embeddings', inputs.get('max_position_embeddings', 128))
+  if name == 'longrope':
+    # Theirs takes s of the temperature from the two lengths, unless the config says otherwise, and at any length.
+    parameters.setdefault('factor', inputs['max_position_embeddings'] / train_len)
+  options = {'base': float(inputs['rope_theta'])}
+  if name == 'none' and 'partial_rotary_factor' in parameters:
+    options['proportion'] = parameters.pop('partial_rotary_factor')
   # Any key we do not know is refused by the method itself, so none is dropped here.
   method = call(name, {HF_ARGUMENTS.get(key, key): value for key, value in parameters.items()})
   rot = case['outputs'].get('rotary_dim', inputs['head_dim'])
   eval_len = inputs.get('seq_len') or train_len
   factor = case['outputs']['attention_factor']
-  check_frequencies(case, method, inputs['rope_theta'], rot, train_len, eval_len, factor)
+  check_frequencies(case, method, options, rot, train_len, eval_len, factor)
 
 
-@each('rope_inv_freq_official', '/yarn/')
+@each('rope_inv_freq_official', 'tiny32/yarn/', 'llama2/yarn/', 'llama3/yarn/')
 def test_yarn_authors(case):
   inputs = case['inputs']
   betas = {key: inputs[key] for key in ('beta_fast', 'beta_slow')}
@@ -129,11 +156,11 @@ def test_yarn_authors(case):
 
 @each('rope_inv_freq_official', '/dynamic_yarn/')
 def test_yarn_that_follows_the_length(case):
-  """The authors' dynamic YaRN is our `yarn` without a factor."""
-  inputs = case['inputs']
-  train_len = inputs['original_max_position_embeddings']
-  mscale = case['outputs']['mscale']
-  check_frequencies(case, 'yarn', inputs['base'], inputs['dim'], train_len, inputs['seq_len'], mscale)
+  """The authors' dynamic YaRN is `yarn` without a factor too; with one, ours is capped at it."""
+  inputs, mscale = case['inputs'], case['outputs']['mscale']
+  train_len, length = inputs['original_max_position_embeddings'], inputs['seq_len']
+  for method in ('yarn', 'dynamic_yarn', 'dynamic_yarn(factor=64)'):
+    check_frequencies(case, method, inputs['base'], inputs['dim'], train_len, length, mscale)
 
 
 @each('rope_inv_freq_official', '/ntk_aware/', '/ntk/')
@@ -152,7 +179,7 @@ def test_dynamic(case):
   """ntk = 1 is the paper's `dynamic_ntk`, 2 the form Hugging Face kept, False dynamic PI, on positions."""
   inputs, outputs = case['inputs'], case['outputs']
   ntk, length, train_len = inputs['ntk'], inputs['seq_len'], inputs['max_position_embeddings']
-  methods = ['pi'] if ntk is False else [f'dynamic_ntk_hf(factor={ntk})']
+  methods = ['pi', 'dynamic_pi', 'dynamic_pi(factor=64)'] if ntk is False else [f'dynamic_ntk_hf(factor={ntk})']
   methods += ['dynamic_ntk'] if ntk == 1 else []
   scheme = build(f'rope(base={float(inputs["base"])!r})', head_dim=inputs['dim'], train_len=train_len)
   for method in methods:
@@ -171,6 +198,64 @@ def test_llama31_meta(case):
   check_frequencies(case, 'llama31(factor=8)', base, dim, 8192, 16384)
   plain = build(f'rope(base={base!r})', head_dim=dim).inv_freq_P
   close(case, 'inv_freq_unscaled', plain, case['outputs']['inv_freq_unscaled'], rtol=2e-6)
+
+
+@each('rope_inv_freq_official', '/part_ntk_old/')
+def test_by_parts_before_the_paper(case):
+  inputs = case['inputs']
+  train_len = inputs['original_max_position_embeddings']
+  method = f'ntk_by_parts_v0(factor={inputs["scale"]!r})'
+  check_frequencies(case, method, inputs['base'], inputs['dim'], train_len, 2 * train_len)
+
+
+@each('rope_inv_freq_official', '/ntk_mixed_su/')
+def test_mixed_ntk(case):
+  """His pair 0 is slowed down too: 0.733, where `ntk` keeps 1."""
+  inputs = case['inputs']
+  method = call('ntk_mixed_su', {'factor': inputs['k'], 'power': inputs['b']})
+  check_frequencies(case, method, inputs['base'], inputs['dim'], 128, 256)
+
+
+@each('rope_inv_freq_official', '/longrope/', '/longrope_dynamic/')
+def test_longrope_authors(case):
+  inputs = case['inputs']
+  train_len = inputs['original_max_position_embeddings']
+  arguments = {'long': tuple(inputs['rescale_factors']), 'factor': inputs['max_position_embeddings'] / train_len}
+  if 'magnitude_scaling_policy' in inputs:
+    policy = inputs['magnitude_scaling_policy']
+    arguments['attention'] = float(policy) if policy[0].isdigit() else policy
+  method = call('longrope_dynamic' if 'seq_len' in inputs else 'longrope', arguments)
+  length = inputs.get('seq_len', inputs['max_position_embeddings'])
+  check_frequencies(case, method, 10000.0, inputs['dim'], train_len, length, case['outputs']['mscale'])
+
+
+@each('rope_inv_freq_official', '/longrope_mixed/')
+def test_longrope_first_tokens(case):
+  """Tokens below n-hat: the trained angles, without the temperature. Theirs has it in the tables, ours beside them."""
+  inputs, outputs = case['inputs'], case['outputs']
+  train_len = inputs['original_max_position_embeddings']
+  factor, onset = inputs['max_position_embeddings'] / train_len, inputs['start_token_idx']
+  method = call('longrope', {'long': tuple(inputs['rescale_factors']), 'factor': factor, 'onset': onset})
+  scheme = build('rope', head_dim=inputs['dim'], train_len=train_len)
+  pos = posenc.positions(method, scheme, train_len, 2 * train_len)
+  cos, sin = cos_sin(scheme, pos, inputs['positions'])
+  assert inputs['positions'] == list(range(len(cos)))
+  for a_T in (pos.logit_scale_T, pos.key_scale_T):
+    a = np.asarray(a_T)[: len(cos), None]
+    close(case, 'cos', a * cos, outputs['cos'], atol=2e-6)
+    close(case, 'sin', a * sin, outputs['sin'], atol=2e-6)
+
+
+@each('rope_inv_freq_official', '/longrope_search_init/')
+def test_longrope_search_does_not_start_from_yarn(case):
+  """Asserted different: the search's start is linear in lambda where YaRN is linear in frequency."""
+  inputs, outputs = case['inputs'], case['outputs']
+  train_len = inputs['original_max_position_embeddings']
+  scheme = build(f'rope(base={float(inputs["base"])!r})', head_dim=inputs['dim'], train_len=train_len)
+  pos = posenc.positions(f'yarn(factor={inputs["scale"]!r})', scheme, train_len, 2 * train_len)
+  stretch = scheme.inv_freq_P / np.asarray(pos.inv_freq_P, np.float64)
+  close(case, 'lambda of yarn', stretch, outputs['effective_lambda_of_yarn_inv_freq'], rtol=1e-5)
+  assert (np.asarray(outputs['init_factors']) / stretch).max() > 1.8
 
 
 # Rotations. The peers hold [batch, heads, time, head_dim], we [B, T, N, H].
@@ -255,6 +340,125 @@ def test_cos_and_sin_far_out(case):
   for n, cos, sin, *theirs in zip(where, *cos_sin(scheme, pos, where), case['outputs']['cos'], case['outputs']['sin']):
     close(case, f'cos at position {n}', cos, theirs[0], atol=2**-24 * n + 1e-7)
     close(case, f'sin at position {n}', sin, theirs[1], atol=2**-24 * n + 1e-7)
+
+
+# Attention under a method: the weights of one head, as the output of unit values. To 1e-5.
+
+
+def attention(case, method, train_len, text='rope'):
+  """f32[T, T]: the weights, in tiles that the diagonal, the window and the threshold cut."""
+  q, k = (jnp.asarray(np.asarray(case['inputs'][name], np.float32))[None, :, None] for name in 'qk')
+  length, width = q.shape[1], q.shape[3]
+  scheme = build(text, head_dim=width, train_len=train_len)
+  pos = posenc.positions(method, scheme, train_len, length)
+  unit = jnp.eye(length)[None, :, None]
+  weights = [np.asarray(attend(q, k, unit, scheme, pos, tile=tile))[0, :, 0] for tile in (5, 64)]
+  np.testing.assert_allclose(*weights, atol=1e-6)
+  return weights[0]
+
+
+ATTENTION = {
+  'plain_rope': [('none', 16), ('rerope(w=24)', 16), ('self_extend(group=1)', 16), ('leaky_rerope(k=1)', 16),
+                 ('sliding_window(window=24)', 16), ('lm_infinite(n_local=24)', 16), ('sink_window(window=24)', 16)],
+  'rerope/w8/L16': [('rerope(w=8)+logn', 16)],
+  'rerope/w8/L1000000': [('rerope(w=8)', 16), ('logn+rerope(w=8)', 1000000), ('leaky_rerope(w=8, k=1e6)', 16)],
+  'leaky_rerope/w8/k4/L16': [('leaky_rerope(w=8, k=4)+logn', 16)],
+  'leaky_rerope/w8/k4/L1000000': [('leaky_rerope(w=8, k=4)', 16)],
+  'self_extend/legacy/G4/W8': [('self_extend(group=4, window=8)', 16)],
+  'self_extend/legacy/G3/W8': [('self_extend(group=3, window=8)', 16)],
+  'lm_infinite/local8/global3/limit8': [('lm_infinite(n_local=8, n_global=3)', 16), ('lm_infinite(n_global=3)', 8)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('case', [
+  pytest.param(case, id=case['id']) for case in load('attn_modifiers') if case['id'] in ATTENTION
+])  # fmt: skip
+def test_attention_methods(case):
+  """The authors' ReRoPE and leaky ReRoPE hold log-n: at a training length of 1000000 it is 1, at 16 it is not."""
+  for method, train_len in ATTENTION[case['id']]:
+    # k = 1e6 is ReRoPE to 24 / 1e6 of a position.
+    atol = 5e-5 if 'k=1e6' in method else 1e-5
+    close(case, f'attn, our {method},', attention(case, method, train_len), case['outputs']['attn'], atol=atol)
+  if 'L16' in case['id']:
+    without = attention(case, ATTENTION[case['id']][0][0].removesuffix('+logn'), 16)
+    assert abs(without - np.asarray(case['outputs']['attn'])).max() > 1e-3
+
+
+@each('attn_modifiers', 'lm_infinite/local8/global3/limit6')
+def test_lm_infinite_counts_once(case):
+  """Asserted different: where its limit is below n_local, the released code adds two logits. Ours has one number."""
+  theirs = np.asarray(case['outputs']['attn'])
+  for n_local in (6, 8):
+    ours = attention(case, f'lm_infinite(n_local={n_local}, n_global=3)', 16)
+    assert abs(ours - theirs).max() > 0.01
+  back = np.subtract.outer(np.arange(24), np.arange(24))
+  twice = (back >= 6) & (back < 8)
+  rows = ~twice.any(1)  # the first six queries have no such key
+  np.testing.assert_allclose(ours[rows], theirs[rows], atol=1e-5)
+
+
+@each('attn_modifiers', 'self_extend/group_distance/')
+def test_self_extend_distances(case):
+  """Between groups; not a function of i - j alone."""
+  inputs, length = case['inputs'], case['inputs']['T']
+  method = call('self_extend', {'group': inputs['group_size'], 'window': inputs['neighbor_window']})
+  far = posenc.positions(method, build('rope'), 16, length).far
+  distance = np.asarray(far.at_q_T)[:, None] - np.asarray(far.at_k_T)[None, :]
+  theirs = np.asarray(case['outputs']['group_distance'])
+  close(case, 'group_distance', lower(distance), lower(theirs))
+  assert float(far.threshold) == inputs['neighbor_window']
+
+
+def visible(method, length, train_len=16):
+  """bool[T, T]: which keys a query gives weight to."""
+  scheme = build('nope', head_dim=4)
+  flat, unit = jnp.ones((1, length, 1, 4)), jnp.eye(length)[None, :, None]
+  pos = posenc.positions(method, scheme, train_len, length)
+  return np.asarray(attend(flat, flat, unit, scheme, pos, tile=4))[0, :, 0] > 0
+
+
+@each('attn_modifiers', 'sliding_window/hf')
+def test_window(case):
+  inputs = case['inputs']
+  ours = visible(f'sliding_window(window={inputs["W"]})', inputs['T'])
+  close(case, 'mask', ours, case['outputs']['mask'])
+  close(case, 'mask of a trained window', visible('none', inputs['T']) & ours, case['outputs']['mask'])
+
+
+@each('attn_modifiers', 'sliding_window/mistral')
+def test_window_that_sees_one_key_more(case):
+  """Asserted different: Mistral's reference mask keeps W + 1 keys."""
+  window, length = case['inputs']['W'], case['inputs']['T']
+  theirs = np.asarray(case['outputs']['mask'], bool)
+  assert (visible(f'sliding_window(window={window})', length) != theirs).any()
+  close(case, 'mask of W + 1', visible(f'sliding_window(window={window + 1})', length), theirs)
+
+
+@each('attn_modifiers', 'streaming_llm/')
+def test_streaming_cache_is_another_method(case):
+  """Asserted different: the cache holds one key more than S + R, and numbers its keys anew; ours keeps their places."""
+  sinks, recent = case['inputs']['start_size'], case['inputs']['recent_size']
+  steps = case['outputs']['steps']
+  ours = visible(f'sink_window(sinks={sinks}, window={recent})', len(steps))
+  one_more = visible(f'sink_window(sinks={sinks}, window={recent + 1})', len(steps))
+  for step in steps:
+    kept = np.flatnonzero(one_more[step['t']])
+    assert kept.tolist() == step['kept_token_ids']
+    assert step['key_positions_used'] == list(range(len(kept)))
+  last = steps[-1]
+  assert ours[-1].sum() == sinks + recent == len(last['kept_token_ids']) - 1
+  pos = posenc.positions(f'sink_window(sinks={sinks}, window={recent})', build('rope'), 16, len(steps))
+  assert pos.at_T[-1] == last['t'] > last['query_position_used'] and pos.far is None
+
+
+@each('attn_modifiers', 'logn/')
+def test_logn(case):
+  """Su counts positions from 0, Qwen from 1 and without its i <= L."""
+  inputs = case['inputs']
+  where = np.asarray(inputs['positions'][0]) if 'positions' in inputs else np.asarray(inputs['i']) - 1
+  train_len = inputs.get('training_length', inputs.get('seq_length'))
+  pos = posenc.positions('logn', build('nope', train_len=train_len), train_len, int(where.max()) + 1)
+  close(case, 'q_scale', np.asarray(pos.logit_scale_T)[where], case['outputs']['q_scale'], rtol=2e-7)
 
 
 # Biases.

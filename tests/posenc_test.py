@@ -15,7 +15,12 @@ from posenc.base import with_options
 from posenc.t5 import buckets
 from spec import SpecError, keywords
 
-FREQUENCY = ('pi', 'ntk', 'dynamic_ntk', 'dynamic_ntk_hf', 'ntk_by_parts', 'yarn', 'llama31')
+FREQUENCY = (
+  'pi', 'dynamic_pi', 'ntk', 'dynamic_ntk', 'dynamic_ntk_hf', 'dynamic_ntk_qwen', 'ntk_mixed_su',
+  'ntk_by_parts', 'ntk_by_parts_v0', 'yarn', 'dynamic_yarn', 'llama31',
+)  # fmt: skip
+FACTORED = [name for name in FREQUENCY if name != 'dynamic_ntk_qwen']
+REMAPPED = ('rerope', 'leaky_rerope', 'self_extend', 'lm_infinite')
 SCHEMES = (
   'nope', 'sinusoidal', 'learned', 'rope', 'alibi', 't5',
   'kerple_log', 'kerple_power', 'fire', 'sandwich', 'shaw', 'cope',
@@ -76,8 +81,8 @@ def refused(error, *words):
 @pytest.mark.parametrize(
   'method',
   [
-    'pi', 'ntk', 'dynamic_ntk', 'ntk_by_parts', 'ntk_by_parts(truncate=False)', 'yarn', 'yarn(beta_fast=4)',
-    'ntk_by_parts(ramp="rotations")', 'llama31',
+    'pi', 'dynamic_pi', 'ntk', 'dynamic_ntk', 'ntk_by_parts', 'ntk_by_parts(truncate=False)', 'ntk_by_parts_v0', 'yarn',
+    'dynamic_yarn', 'yarn(beta_fast=4)', 'ntk_by_parts(ramp="rotations")', 'llama31', 'ntk_mixed_su',
   ],
 )  # fmt: skip
 def test_stretch_lies_between_1_and_s_and_grows_with_the_wavelength(method, s, width, base, train_len):
@@ -85,8 +90,10 @@ def test_stretch_lies_between_1_and_s_and_grows_with_the_wavelength(method, s, w
   assert (lam > 1 - 1e-6).all() and (lam < s * (1 + 1e-6)).all()
   assert (np.diff(lam) > -1e-6 * s).all()
   np.testing.assert_allclose(lam[-1], s, rtol=1e-6)  # the last wavelength is longer than L in every shape here
-  if method == 'pi':
+  if 'pi' in method:
     np.testing.assert_allclose(lam, s, rtol=1e-6)
+  elif method == 'ntk_mixed_su':
+    assert lam[0] > 1.01
   elif 'rotations' in method and train_len / (2 * np.pi) < 32:
     assert lam[0] > 1.1
   else:
@@ -143,7 +150,7 @@ def test_nothing_changes_up_to_the_training_length(method, width, base, train_le
     same(posenc.positions(method, scheme, train_len, length), posenc.positions('none', scheme, train_len, length))
 
 
-@pytest.mark.parametrize('method', ['pi', 'ntk', 'dynamic_ntk', 'ntk_by_parts', 'ntk_by_parts@rope', 'yarn', 'llama31'])
+@pytest.mark.parametrize('method', [*(m for m in FACTORED if m != 'dynamic_ntk_hf'), 'ntk_by_parts@rope'])
 @pytest.mark.parametrize('width, base, train_len', SHAPES)
 def test_factor_1_is_the_identity(method, width, base, train_len):
   scheme = rope(width, base, train_len)
@@ -181,8 +188,21 @@ def test_order_of_a_sweep_does_not_matter():
   'method, follows',
   [
     *((name, name in FREQUENCY) for name in ('none', 'logn', *FREQUENCY)),
-    *((f'{name}(factor=8)', False) for name in ('pi', 'ntk', 'ntk_by_parts', 'yarn', 'llama31')),
-    ('dynamic_ntk(factor=8)', True),
+    *((f'{name}(factor=8)', 'dynamic' in name) for name in FACTORED),
+    ('rerope', False),
+    ('rerope(w=8)', False),
+    ('leaky_rerope', True),
+    ('leaky_rerope(k=4)', False),
+    ('self_extend', True),
+    ('self_extend(group=4)', False),
+    ('sink_window(window=8)', False),
+    ('lm_infinite', False),
+    ('logn(trained=True)', False),
+    ('resonance', False),
+    ('yarn(factor=8)+resonance', False),
+    ('yarn+resonance', True),
+    (f'longrope(long={(2.0,) * 16}, factor=8)', True),  # long factors beyond L: told that the input is long
+    (f'longrope(long={(2.0,) * 16}, short={(2.0,) * 16}, factor=8)', False),
     ('dynamic_ntk(factor=2)', True),
     ('yarn(factor=8)+logn', False),
     ('yarn+logn', True),
@@ -276,6 +296,123 @@ def test_logn_and_none_mean_something_for_every_scheme(scheme):
   for method in ('logn', 'none', 'none+logn'):
     pos = posenc.positions(method, slot, train_len=64, eval_len=128)
     assert (float(pos.logit_scale_T[-1]) > 1) == ('logn' in method)
+
+
+def test_logn_as_trained_is_not_clipped():
+  pos = posenc.positions('logn(trained=True)', rope(), 128, 256)
+  np.testing.assert_allclose(pos.logit_scale_T, np.log(np.arange(1, 257)) / np.log(128), rtol=1e-6)
+
+
+# LongRoPE, resonance.
+
+
+def test_longrope_divides():
+  """lambda = s is PI; YaRN's lambdas are by-parts. A multiplied frequency would turn faster than the trained one."""
+  scheme = rope()
+  for long, method in ((np.full(16, 8.0), 'pi(factor=8)'), (stretch('yarn(factor=8)'), 'ntk_by_parts(factor=8)')):
+    ours = posenc.positions(f'longrope(long={tuple(long.tolist())}, attention=1)', scheme, 128, 1024)
+    theirs = posenc.positions(method, scheme, 128, 1024)
+    np.testing.assert_allclose(ours.inv_freq_P, theirs.inv_freq_P, rtol=1e-6)
+    np.testing.assert_array_equal(ours.logit_scale_T, 1)
+
+
+def test_longrope_switches_at_the_training_length():
+  long, short = (2.0,) * 16, (1.5,) * 16
+  text = f'longrope(long={long}, short={short}, factor=8)'
+  for length, lam in ((64, 1.5), (128, 1.5), (129, 2.0), (1024, 2.0)):
+    np.testing.assert_allclose(stretch(text, eval_len=length), lam, rtol=1e-6)
+    pos = posenc.positions(text, rope(), 128, length)  # the temperature is that of s at every length, as released
+    np.testing.assert_allclose(pos.logit_scale_T * pos.key_scale_T, 1 + np.log(8) / np.log(128), rtol=1e-6)
+  dynamic = f'longrope_dynamic(long={long}, factor=8)'
+  for length, lam in ((64, 1), (128, 1), (576, 1.5), (1024, 2)):
+    np.testing.assert_allclose(stretch(dynamic, eval_len=length), lam, rtol=1e-6)
+
+
+def test_longrope_leaves_the_first_tokens_alone():
+  """Both sides below n-hat: the trained logit. One side: a once, two frequencies. Neither: a squared."""
+  scheme, length, onset = rope(), 300, 5
+  text = f'longrope(long={(4.0,) * 16}, factor=8, onset={onset})'
+  pos, plain = posenc.positions(text, scheme, 128, length), posenc.positions('none', scheme, 128, length)
+  a = np.sqrt(1 + np.log(8) / np.log(128))
+  for scale_T in (pos.logit_scale_T, pos.key_scale_T):
+    np.testing.assert_allclose(scale_T, np.where(np.arange(length) < onset, 1, a), rtol=1e-6)
+  x = jax.random.normal(jax.random.key(0), (1, length, 1, 32))
+  (q, _), (q_plain, _) = scheme.rotate(x, x, pos), scheme.rotate(x, x, plain)
+  np.testing.assert_array_equal(q[:, :onset], q_plain[:, :onset])
+  assert float(jnp.abs(q[:, onset] - q_plain[:, onset]).max()) > 0.1
+
+
+def test_resonance_makes_wavelengths_whole():
+  scheme = rope()
+  for method in ('resonance', 'yarn(factor=8)+resonance', 'pi+resonance'):
+    pos = posenc.positions(method, scheme, 128, 1024)
+    before = posenc.positions(method.removesuffix('resonance').removesuffix('+') or 'none', scheme, 128, 1024)
+    wavelength, was = (2 * np.pi / np.asarray(p.inv_freq_P, np.float64) for p in (pos, before))
+    np.testing.assert_allclose(wavelength, np.round(was), rtol=1e-6)
+    np.testing.assert_array_equal(pos.logit_scale_T, before.logit_scale_T)
+  assert np.round(2 * np.pi / np.asarray(posenc.positions('resonance', scheme, 128, 9).inv_freq_P))[0] == 6
+
+
+# Second position maps and windows.
+
+
+def distances(method, length=1024, train_len=128, text='rope'):
+  """f64[T, T] of what the methods make of i - j, and which keys are seen."""
+  pos = posenc.positions(method, build(text, train_len=train_len), train_len, length)
+  i = np.arange(length)
+  back = i[:, None] - i[None, :]
+  seen = (back >= 0) & ((back < np.asarray(pos.window_T)[:, None]) | (i < float(pos.sinks)))
+  if pos.far is None:
+    return back * 1.0, seen
+  far = np.asarray(pos.far.at_q_T, np.float64)[:, None] - np.asarray(pos.far.at_k_T, np.float64)
+  return np.where(back < float(pos.far.threshold), back, far), seen
+
+
+@pytest.mark.parametrize('method', REMAPPED)
+@pytest.mark.parametrize('times', [1, 2, 8, 32])
+def test_no_distance_is_new(method, times):
+  """By its bare name, at every length: that is the whole argument of these methods. LM-Infinite's far keys are at L."""
+  mapped, seen = distances(method, length=64 * times, train_len=64)
+  assert mapped[seen].max() <= (64 if method == 'lm_infinite' else 63)
+  back = np.subtract.outer(np.arange(64 * times), np.arange(64 * times))
+  near = seen & (back < 32)
+  np.testing.assert_array_equal(mapped[near], back[near])
+
+
+def test_rectified_distances():
+  back = np.maximum(np.subtract.outer(np.arange(300), np.arange(300)), 0)
+  mapped, seen = distances('rerope(w=50)', 300)
+  np.testing.assert_array_equal(mapped[seen], np.minimum(back, 50)[seen])
+  mapped, seen = distances('leaky_rerope(w=50, k=16)', 300)
+  np.testing.assert_allclose(mapped[seen], np.where(back < 50, back, 50 + (back - 50) / 16)[seen], atol=1e-4)
+  mapped, seen = distances('lm_infinite(n_local=50, n_global=3)', 300)
+  np.testing.assert_array_equal(seen, np.tri(300, dtype=bool) & ((back < 50) | (np.arange(300) < 3)))
+  np.testing.assert_array_equal(mapped[seen], np.minimum(back, 50)[seen])
+
+
+@pytest.mark.parametrize('scheme', SCHEMES)
+@pytest.mark.parametrize('method', REMAPPED)
+def test_a_second_map_needs_distances(method, scheme):
+  """A curve of a method that changes nothing would look like a result."""
+  why = {
+    'nope': 'reads no distances', 'sinusoidal': 'reads where a token stands', 'cope': 'runs a sum',
+    'learned': 'reads where a token stands', 'fire': 'reads where a token stands',
+  }  # fmt: skip
+  slot = build(scheme, train_len=512)
+  if scheme in why:
+    with refused(posenc.Unsupported, method, why[scheme]):
+      posenc.positions(method, slot, 128, 512)
+  else:
+    assert posenc.positions(method, slot, 128, 512).far is not None
+
+
+def test_a_window_follows_the_trained_one():
+  """Without a number: the window of the scheme, else the training length."""
+  for text, want in (('rope', 128), ('rope(window=9)', 9)):
+    for method in ('sliding_window', 'sink_window', 'lm_infinite'):
+      pos = posenc.positions(method, build(text), 128, 512)
+      np.testing.assert_array_equal(pos.window_T, want)
+  assert float(posenc.positions('sink_window', build('rope'), 128, 512).sinks) == 4
 
 
 # Composition, patterns, refusals.
@@ -374,7 +511,27 @@ def test_learned_positions_end_with_their_table():
     ('dynamic_ntk_hf(factor=0.5)', ['dynamic_ntk_hf', 'factor = 0.5', 'at least 1']),
     ('yran', ["method = 'yran'", "did you mean 'yarn'?", 'llama31']),
     ('none(factor=8)', ['none', 'factor', 'allowed: none']),
-    ('logn(base=2)', ['logn', 'base', 'allowed: none']),
+    ('logn(base=2)', ['logn', 'base', 'allowed: trained']),
+    ('ntk_mixed_su(power=0.0)', ['ntk_mixed_su', 'power = 0.0', 'above 0']),
+    ('longrope', ['longrope', 'long = None', 'a tuple of 16 numbers of at least 1']),
+    ('longrope(long=(1.0, 2.0))', ['longrope', 'long = 2 values', 'a tuple of 16']),
+    (f'longrope(long={(0.5,) * 16})', ['longrope', 'long', 'at least 1']),
+    (f'longrope(long={(1.5,) * 16}, short=(1.0,))', ['longrope', 'short = 1 values', 'a tuple of 16']),
+    (f'longrope(long={(1.5,) * 16}, onset=-1)', ['longrope', 'onset = -1', 'at least 0']),
+    (f'longrope(long={(1.5,) * 16}, attention="sue")', ['longrope', "attention = 'sue'", "'su'", "'yarn'"]),
+    (f'longrope(long={(1.5,) * 16}, attention=0)', ['longrope', 'attention = 0', 'above 0']),
+    ('longrope_dynamic(factor=8)', ['longrope_dynamic', 'long = None', 'a tuple of 16']),
+    (f'longrope_dynamic(long={(1.5,) * 16})', ['longrope_dynamic', 'factor = None', 'above 1']),
+    ('sliding_window(window=0)', ['sliding_window', 'window = 0', 'at least 1']),
+    ('sink_window(sinks=-1)', ['sink_window', 'sinks = -1', 'at least 0']),
+    ('lm_infinite(n_local=1.5)', ['lm_infinite', 'n_local = 1.5', 'whole number']),
+    ('rerope(w=0)', ['rerope', 'w = 0', 'at least 1']),
+    ('leaky_rerope(k=0.5)', ['leaky_rerope', 'k = 0.5', 'at least 1']),
+    ('self_extend(group=0)', ['self_extend', 'group = 0', 'at least 1']),
+    ('self_extend(window=True)', ['self_extend', 'window = True', 'whole number']),
+    ('rerope+lm_infinite', ['rerope and lm_infinite both write far']),
+    ('resonance+yarn', ['resonance and yarn both write inv_freq_P']),
+    ('sliding_window+sink_window', ['sliding_window and sink_window both write window_T']),
   ],
 )
 def test_refused_methods(method, words):
@@ -459,7 +616,7 @@ def test_positions_are_finite_float32_of_one_structure(scheme):
     assert plain.at_T.shape == plain.logit_scale_T.shape == plain.key_scale_T.shape == (128 * times,)
     assert plain.inv_freq_P.shape == (slot.rot // 2,) and plain.onset.shape == plain.sinks.shape == ()
     assert plain.window_T.shape == (128 * times,)
-    for method in ('none', 'logn', *FREQUENCY, *(f'{name}(factor=8)' for name in FREQUENCY)):
+    for method in ('none', 'logn', *FREQUENCY, *(f'{name}(factor=8)' for name in FACTORED)):
       try:
         pos = posenc.positions(method, slot, 128, 128 * times)
       except posenc.Unsupported:
@@ -542,7 +699,7 @@ def test_the_example_of_the_package():
 # Schemes.
 
 
-@pytest.mark.parametrize('method', ['none', *(f'{name}(factor=8)' for name in FREQUENCY)])
+@pytest.mark.parametrize('method', ['none', *(f'{name}(factor=8)' for name in FACTORED)])
 @pytest.mark.parametrize('pairing', ['half_split', 'interleaved'])
 def test_rope_depends_on_the_distance_alone(method, pairing):
   """The score of (q at p + 7, k at p) is the same for every p, and right: angles in float64."""

@@ -11,6 +11,7 @@ from flax import nnx
 import posenc
 from models.lm import LM, ModelConfig
 from posenc import scaling
+from spec import keywords
 
 
 @pytest.fixture(scope='module')
@@ -55,6 +56,12 @@ def test_the_method_is_one_that_composes_and_refuses(readme, monkeypatch):
 def test_every_scheme_and_method_is_in_the_tables(readme):
   for name in (*posenc.SCHEMES, *posenc.METHODS):
     assert re.search(rf'^\| .*`{name}[`(]', readme, re.M), name
+
+
+def test_every_keyword_of_a_method_is_there_with_its_default(readme):
+  for name, method in posenc.METHODS.items():
+    arguments = ', '.join(f'{key}={default!r}' for key, default in keywords(method).items())
+    assert f'| `{name}({arguments})` |'.replace('()', '') in readme, name
 
 
 def test_every_file_it_names_exists(readme, root):
