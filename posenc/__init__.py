@@ -166,10 +166,13 @@ def _first(pos: Positions, length: int) -> Positions:
   """What becomes of the first tokens: a window or a second map that begins beyond them is none to them."""
   inv_freq_P = np.asarray(pos.inv_freq_P)
   pos = jax.tree.map(lambda a: np.asarray(a)[:length] if np.ndim(a) else np.asarray(a), pos)
-  pos = pos.replace(inv_freq_P=inv_freq_P, window_T=np.where(pos.window_T < length, pos.window_T, np.inf))
+  window_T = np.where(pos.window_T < length, pos.window_T, np.inf)
+  pos = dataclasses.replace(pos, inv_freq_P=inv_freq_P, window_T=window_T)
   if np.isinf(pos.window_T).all():
-    pos = pos.replace(sinks=np.zeros(()))
-  return pos.replace(far=None) if pos.far is not None and pos.far.threshold >= length else pos
+    pos = dataclasses.replace(pos, sinks=np.zeros(()))
+  if pos.far is not None and pos.far.threshold >= length:
+    pos = dataclasses.replace(pos, far=None)
+  return pos
 
 
 def remarks(methods: Sequence[str], schemes: Sequence[PositionScheme], train_len: int) -> list[str]:
