@@ -33,6 +33,9 @@ PARAMETERS = {
   'fire': {'w1', 'b1', 'w2', 'c', 'l_mult'},
   'shaw': {'key_table', 'value_table'},
   'cope': {'table'},
+  'fox': {'w', 'b'},
+  'pope': {'phase'},
+  'dape': {'bias', 'w1', 'b1', 'w2'},
 }
 
 
