@@ -19,9 +19,12 @@ from flax import nnx
 from posenc.alibi import ALiBi
 from posenc.base import Bias, Dims, Far, Positions, PositionScheme, PosParam, Unsupported, with_options
 from posenc.cope import CoPE
+from posenc.dape import DAPE
 from posenc.fire import FIRE
+from posenc.fox import FoX
 from posenc.kerple import KerpleLog, KerplePower
 from posenc.learned import Learned
+from posenc.pope import PoPE
 from posenc.rope import RoPE
 from posenc.sandwich import Sandwich
 from posenc.scaling import METHODS, TRANSFORMS, WITHIN
@@ -48,6 +51,9 @@ SCHEMES: dict[str, type[PositionScheme]] = {
   'sandwich': Sandwich,
   'shaw': Shaw,
   'cope': CoPE,
+  'fox': FoX,
+  'pope': PoPE,
+  'dape': DAPE,
 }
 
 _SCALES = (

@@ -9,14 +9,14 @@ from posenc.base import Bias, Dims, PosParam, distance
 LEAST = 0.01  # the authors' lower bound of every parameter
 
 
-def bounded(x: jax.Array, most: float | None = None) -> jax.Array:
-  """x held within [LEAST, most], with the gradient of x itself.
+def bounded(x: jax.Array, most: float | None = None, least: float = LEAST) -> jax.Array:
+  """x held within [least, most], with the gradient of x itself.
 
   A plain clip has gradient 0 outside: a head that once stepped over the bound would stay there, for good. The authors
   clamp the parameter's data before each use, and the gradient flows. Written so that the value is exactly the bound
   however far out x is: x + (bound - x) would round.
   """
-  return jax.lax.stop_gradient(jnp.clip(x, LEAST, most)) + (x - jax.lax.stop_gradient(x))
+  return jax.lax.stop_gradient(jnp.clip(x, least, most)) + (x - jax.lax.stop_gradient(x))
 
 
 class KerpleLog(Bias):

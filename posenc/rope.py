@@ -19,20 +19,22 @@ class RoPE(PositionScheme):
     (RoFormer, Meta's Llama). The same model up to a fixed permutation of channels.
   """
 
+  name = 'rope'
+
   def __init__(self, dims: Dims, rngs: nnx.Rngs, *, base: float = 10000.0, pairing: str = 'half_split'):
     super().__init__(dims, rngs)
     if pairing not in ('half_split', 'interleaved'):
-      raise SpecError(one_of('rope: pairing', pairing, ('half_split', 'interleaved')))
+      raise SpecError(one_of(f'{self.name}: pairing', pairing, ('half_split', 'interleaved')))
     if base <= 1:
-      raise SpecError(f'rope: base = {base!r}: a number above 1 is allowed')
+      raise SpecError(f'{self.name}: base = {base!r}: a number above 1 is allowed')
     if dims.head_dim % 2:
-      raise SpecError(f'rope: head_dim = {dims.head_dim}: an even rotary width is allowed')
+      raise SpecError(f'{self.name}: head_dim = {dims.head_dim}: an even rotary width is allowed')
     self.base, self.rot, self.pairing = float(base), dims.head_dim, pairing
 
   def remarks(self):
     unseen = int(np.sum(2 * np.pi / self.inv_freq_P > self.dims.train_len))
     return [
-      f'rope(base={self.base:g}): {unseen} of {self.rot // 2} frequency pairs never complete a turn within '
+      f'{self.name}(base={self.base:g}): {unseen} of {self.rot // 2} frequency pairs never complete a turn within '
       f'{self.dims.train_len} tokens; beyond it they meet angles not seen in training'
     ]
 

@@ -131,6 +131,10 @@ def cope():
   return scheme
 
 
+def pope():
+  return posenc.SCHEMES['pope'](DIMS, nnx.Rngs(0), phase_init='uniform')
+
+
 FORGET_STATE = jnp.cumsum(-jnp.abs(jax.random.normal(jax.random.key(5), (B, T, N))), 1)
 SCHEMES = {
   'nope': (lambda: PositionScheme(DIMS, nnx.Rngs(0)), ()),
@@ -140,6 +144,8 @@ SCHEMES = {
   'fire': (lambda: posenc.SCHEMES['fire'](DIMS, nnx.Rngs(0)), ()),
   'shaw': (lambda: posenc.SCHEMES['shaw'](DIMS, nnx.Rngs(0), clip=5), ()),
   'cope': (cope, ()),
+  'pope': (pope, ()),
+  'dape': (lambda: posenc.SCHEMES['dape'](DIMS, nnx.Rngs(0)), ()),
   'carry': (Counting, ()),
   'state': (Forgetting, FORGET_STATE),
   'values': (Table, ()),
@@ -211,7 +217,7 @@ def test_scales_multiply_content_and_never_a_bias():
   np.testing.assert_allclose(o, jnp.einsum('Nts,BsNH->BtNH', p, jnp.repeat(v, N // K, 2)), atol=1e-6)
 
 
-@pytest.mark.parametrize('name', ['rope', 'alibi', 't5', 'values'])
+@pytest.mark.parametrize('name', ['rope', 'pope', 'alibi', 't5', 'values'])
 def test_second_position_map(name):
   """`far`: the two rotations, and for a bias the two distances, chosen by tokens between (rectified at 6 here)."""
   scheme = SCHEMES[name][0]()

@@ -35,6 +35,9 @@ PARAMETERS = {
   'shaw': {'key_table', 'value_table'},
   'cope': {'table'},
   'rope(ssmax=True)': {'ssmax'},
+  'fox': {'w', 'b'},
+  'pope': {'phase'},
+  'dape': {'bias', 'w1', 'b1', 'w2'},
 }
 METHOD_SPEC = {
   'longrope': lambda pairs: f'longrope(long={(1.5,) * pairs}, onset=3)',

@@ -8,6 +8,7 @@ import functools
 import json
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -84,6 +85,7 @@ COUNTS = {
   'bias_kerple_fire_sandwich': {'kerple_log': 1, 'kerple_power': 1, 'fire/c': 3, 'fire/dape': 1, 'sandwich/': 2},
   'shaw': {'index/': 2, 'attention/': 1},
   'cope': {'ram/': 4, 'x_transformers/': 2, 'dape/': 2, 'x_transformers_unmasked_gates/': 2},
+  'fox_pope_dape': {'fox/fla': 1, 'fox/x_transformers': 1, 'fox/decay_time/': 2, 'pope/': 2, 'dape/': 3},
   'sinusoidal': {'fairseq/': 2, 'tensor2tensor/': 2, 'xlm_': 2, 'gptj_': 1, 'deepmind_': 1},
 }  # fmt: skip
 
@@ -667,6 +669,97 @@ def test_cope_that_leaks(case):
   masked = jnp.where(np.tri(7) > 0, sim, MASKED)
   ours = cope_score(scheme, inputs['q'], masked) - np.asarray(sim)
   assert abs(lower(ours) - lower(case['outputs']['cope_logits'])).max() > 0.5
+
+
+# Schemes that learn where to look from the text.
+
+
+@each('fox_pope_dape', 'fox/fla')
+def test_fox_attention(case):
+  """Gates, output and the gates' gradients, of grouped heads; theirs is a plain cumulative sum, good at 9 tokens."""
+  inputs, outputs = case['inputs'], case['outputs']
+  x, q, k, v, do = (jnp.asarray(inputs[name], jnp.float32) for name in ('x', 'q', 'k', 'v', 'do'))
+  scheme = build('fox', head_dim=4, heads=4, d_model=16)
+  put(scheme, w=np.transpose(inputs['w']), b=inputs['b'])
+  pos = posenc.positions('none', scheme, 128, 9)
+  log_f = np.diff(sum(scheme.token_state(x, pos)), axis=1, prepend=0)
+  close(case, 'log_f', log_f, outputs['log_f'], atol=2e-6)
+  graphdef, params = nnx.split(scheme)
+
+  def loss(params, tile):
+    scheme = nnx.merge(graphdef, params)
+    o = attend(q, k, v, scheme, pos, scheme.token_state(x, pos), tile=tile)
+    return (o * do).sum(), o
+
+  for tile in (2, 4, 16):
+    grads, o = jax.grad(loss, has_aux=True)(params, tile)
+    close(case, f'o, tile {tile}', o, outputs['o'], atol=5e-6)
+    close(case, f'gradient of w, tile {tile}', np.transpose(grads['w'][...]), outputs['dw'], atol=2e-5)
+    close(case, f'gradient of b, tile {tile}', grads['b'][...], outputs['db'], atol=2e-5)
+
+
+@each('fox_pope_dape', 'fox/x_transformers')
+def test_fox_bias(case):
+  """c_i - c_j, what is added to logits of 0. It starts from b = 5, the authors from 0."""
+  inputs = case['inputs']
+  x = jnp.asarray(inputs['x'], jnp.float32)
+  scheme = build('fox', heads=3, d_model=6)
+  put(scheme, w=np.transpose(inputs['w']), b=inputs['b'])
+  pos = posenc.positions('none', scheme, 128, 7)
+  state, q = scheme.token_state(x, pos), jnp.zeros((2, 7, 3, 32))
+  ours, _ = scheme.score(jnp.zeros((2, 3, 7, 7)), q, q, pos.at_T, pos.at_T, state, state, ())
+  close(case, 'bias', lower(ours), lower(case['outputs']['bias']), atol=5e-6)
+
+
+@each('fox_pope_dape', 'fox/decay_time/')
+def test_fox_decay_time(case):
+  inputs = case['inputs']
+  arguments = {'decay_time': (inputs['decay_time_min'], inputs['decay_time_max'])}
+  scheme = build(call('fox', arguments), heads=inputs['num_heads'])
+  close(case, 'bias', scheme.b[...], case['outputs']['bias'], rtol=2e-6, atol=2e-6)
+  close(case, 'log f', jax.nn.log_sigmoid(scheme.b[...]), case['outputs']['log_f'], rtol=2e-6)
+
+
+@each('fox_pope_dape', 'pope/')
+def test_pope(case):
+  """Logits and outputs. The phase is on their keys and on our queries, so rotated vectors agree where it is 0."""
+  inputs, outputs = case['inputs'], case['outputs']
+  q, k, v = (jnp.asarray(swap(inputs[name])) for name in 'qkv')
+  heads, length, width = q.shape[2], q.shape[1], inputs['dim']
+  scheme = put(build(f'pope(base={float(inputs["base"])!r})', head_dim=width, heads=heads), phase=inputs['bias'])
+  close(case, 'inv_freq', scheme.inv_freq_P, outputs['inv_freq'], rtol=1e-6)
+  in_force = bounded(scheme.phase[...], 0.0, -2 * np.pi)
+  close(case, 'bias in force', in_force, outputs['bias_in_force'], rtol=1e-7)
+  pos = posenc.positions('none', scheme, 128, length)
+  turned = [swap(x) for x in scheme.rotate(q, k, pos)]
+  close(case, 'logits', turned[0] @ np.swapaxes(turned[1], 2, 3) * scheme.q_scale, outputs['logits'], atol=5e-6)
+  for tile in (2, 4, 8):
+    close(case, f'o, tile {tile}', swap(attend(q, k, v, scheme, pos, tile=tile)), outputs['o'], atol=5e-6)
+  assert ('q_rot' in outputs) == (not np.any(inputs['bias']))
+  for name, ours in zip(('q_rot', 'k_rot'), turned):
+    if name in outputs:
+      close(case, name, ours, outputs[name], atol=2e-6)
+
+
+@each('fox_pope_dape', 'dape/')
+def test_dape(case):
+  """Their last bias is one number per head, which softmax cannot see and ours leaves out; FIRE's becomes part of b1."""
+  inputs, outputs = case['inputs'], case['outputs']
+  x, name = jnp.asarray(inputs['x'], jnp.float32), case['id'].split('/')[1]
+  heads, length, width = x.shape[1], x.shape[2], np.shape(inputs['b1'])[0]
+  scheme = build(f'dape(bias={name!r}, width={width})', heads=heads)
+  w1, b1, last = np.transpose(inputs['w1']), np.asarray(inputs['b1']), np.asarray(inputs['b2'])
+  if name == 'kerple_log':
+    put(scheme.bias, r1=inputs['bias_p'], r2=inputs['bias_a'])
+  if name == 'fire':
+    scheme.bias = build(f'fire(init_len={inputs["init_L"]}, width={width})', heads=heads)
+    fire_w1 = np.asarray(inputs['fire_w1'])[:, 0]
+    put(scheme.bias, w1=fire_w1, b1=inputs['fire_b1'], w2=np.transpose(inputs['fire_w2']), c=inputs['c'])
+    b1, last = b1 + np.asarray(inputs['fire_b2']) @ w1[heads:], last + np.asarray(inputs['fire_b2'])
+  put(scheme, w1=w1, b1=b1, w2=np.transpose(inputs['w2']))
+  at_T, q = jnp.arange(length, dtype=jnp.float32), jnp.zeros((2, length, heads, 32))
+  ours, _ = scheme.score(jnp.where(np.tri(length) > 0, x, MASKED), q, q, at_T, at_T, (), (), ())
+  close(case, 'logits', lower(ours) + last[:, None], lower(outputs['logits']), atol=5e-6)
 
 
 # Sinusoids.

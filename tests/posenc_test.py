@@ -12,6 +12,7 @@ from flax import nnx
 import posenc
 from posenc.alibi import slopes
 from posenc.base import with_options
+from posenc.fox import split_cumsum
 from posenc.t5 import buckets
 from spec import SpecError, keywords
 
@@ -23,7 +24,7 @@ FACTORED = [name for name in FREQUENCY if name != 'dynamic_ntk_qwen']
 REMAPPED = ('rerope', 'leaky_rerope', 'self_extend', 'lm_infinite')
 SCHEMES = (
   'nope', 'sinusoidal', 'learned', 'rope', 'alibi', 't5',
-  'kerple_log', 'kerple_power', 'fire', 'sandwich', 'shaw', 'cope',
+  'kerple_log', 'kerple_power', 'fire', 'sandwich', 'shaw', 'cope', 'fox', 'pope', 'dape',
 )  # fmt: skip
 SHAPES = (
   (32, 10000.0, 128),
@@ -396,7 +397,7 @@ def test_a_second_map_needs_distances(method, scheme):
   """A curve of a method that changes nothing would look like a result."""
   why = {
     'nope': 'reads no distances', 'sinusoidal': 'reads where a token stands', 'cope': 'runs a sum',
-    'learned': 'reads where a token stands', 'fire': 'reads where a token stands',
+    'learned': 'reads where a token stands', 'fire': 'reads where a token stands', 'fox': 'reads no distances',
   }  # fmt: skip
   slot = build(scheme, train_len=512)
   if scheme in why:
@@ -437,7 +438,7 @@ def test_a_field_has_one_writer(first, second):
     posenc.positions(f'{first}+logn+{second}', rope(), 128, 256)
 
 
-@pytest.mark.parametrize('scheme', [name for name in SCHEMES if name != 'rope'])
+@pytest.mark.parametrize('scheme', [name for name in SCHEMES if name not in ('rope', 'pope')])
 @pytest.mark.parametrize('method', FREQUENCY)
 def test_a_frequency_method_needs_frequencies(method, scheme):
   """PI too: a scheme without a rotation is not extended by pretending that it has one."""
@@ -578,6 +579,14 @@ def test_a_bad_factor_is_refused_on_every_scheme(method, factor):
     ('cope(gate_scale=0)', ['cope', 'gate_scale = 0', 'above 0']),
     ('cope(gate_scale=-1.0)', ['cope', 'gate_scale = -1.0', 'above 0']),
     ('kerple_log(r1=1.0)', ['kerple_log', 'r1 = 1.0', 'allowed: window, ssmax']),
+    ('fox(rope=True, base=0.5)', ['fox', 'base = 0.5', 'above 1']),
+    ('fox(decay_time=(2.0, 0.0))', ['fox', 'decay_time = (2.0, 0.0)', 'above 0', 'None']),
+    ('fox(decay_time=64.0)', ['fox', 'decay_time = 64.0', 'two numbers']),
+    ('fox(rope=1)', ['fox', 'rope = 1', 'True or False']),
+    ('pope(base=1.0)', ['pope', 'base = 1.0', 'above 1']),
+    ('pope(phase_init="zero")', ['pope', "phase_init = 'zero'", "did you mean 'zeros'?", 'uniform']),
+    ('dape(bias="kerple")', ['dape', "bias = 'kerple'", "did you mean 'kerple_log'?", 'fire']),
+    ('dape(width=0)', ['dape', 'width = 0', 'at least 1']),
     ('kerple', ["scheme = 'kerple'", "did you mean 'kerple_log'?"]),
     ('nope(base=2.0)', ['nope', 'base = 2.0', 'allowed: window, ssmax']),
     ('alibi+rope', ['alibi+rope', 'single']),
@@ -641,13 +650,16 @@ def test_state_holds_parameters_only(scheme):
     'fire': {'w1': (32,), 'b1': (32,), 'w2': (32, 4), 'c': (), 'l_mult': ()},
     'shaw': {'key_table': (17, 32), 'value_table': (17, 32)},
     'cope': {'table': (64, 32)},
+    'fox': {'w': (128, 4), 'b': (4,)},
+    'pope': {'phase': (4, 32)},
+    'dape': {'bias.r1': (4,), 'bias.r2': (4,), 'w1': (8, 32), 'b1': (32,), 'w2': (32, 4)},
   }
   state = nnx.to_flat_state(nnx.state(slot))
-  assert {path[0]: v[...].shape for path, v in state} == shapes.get(scheme, {})
+  assert {'.'.join(path): v[...].shape for path, v in state} == shapes.get(scheme, {})
   assert all(isinstance(v, posenc.PosParam) for _, v in state)
   assert not nnx.to_flat_state(nnx.state(slot, nnx.Not(posenc.PosParam)))
   assert slot.name == scheme and slot.relative == (scheme not in ('sinusoidal', 'learned', 'fire'))
-  assert slot.per_layer == (scheme in ('fire', 'shaw', 'cope'))
+  assert slot.per_layer == (scheme in ('fire', 'shaw', 'cope', 'fox', 'dape'))
   assert slot.q_scale == 32**-0.5
 
 
@@ -660,28 +672,31 @@ def test_hooks_that_a_scheme_does_not_need_are_the_identity(scheme):
   at, logits = pos.at_T, jnp.zeros((1, 2, 4, 4))
   assert (scheme in ('sinusoidal', 'learned')) == differs(slot.embed(x, pos), x)
   turned = slot.rotate(q, k, pos)
-  assert [a.shape for a in turned] == [q.shape, k.shape]
-  assert (scheme == 'rope') == differs(turned[0], q) == differs(turned[1], k)
+  width = 16 if scheme == 'pope' else 8
+  assert [a.shape for a in turned] == [(1, 4, 2, width), (1, 4, 1, width)]
+  assert (scheme in ('rope', 'pope')) == differs(turned[0][..., :8], q) == differs(turned[1][..., :8], k)
   start = slot.init_carry(q)
   if scheme == 'cope':
     assert start.shape == (1, 2, 4) and not start.any()
     slot.table[...] += 1  # it starts at 0
   else:
     assert start == ()
-  scored, carry = slot.score(logits, q, k, at, at, (), (), start)
-  assert (scheme not in ('nope', 'sinusoidal', 'learned', 'rope')) == differs(scored, logits)
+  state = slot.token_state(x, pos)
+  assert [a.shape for a in jax.tree.leaves(state)] == ([(1, 4, 2)] * 2 if scheme == 'fox' else [])
+  scored, carry = slot.score(logits, q, k, at, at, state, state, start)
+  assert (scheme not in ('nope', 'sinusoidal', 'learned', 'rope', 'pope')) == differs(scored, logits)
   assert jax.tree.structure(carry) == jax.tree.structure(start)
-  assert (slot.values(logits, at, at) is None) == (scheme != 'shaw') and slot.token_state(x, pos) == ()
+  assert (slot.values(logits, at, at) is None) == (scheme != 'shaw')
 
 
 def test_types_of_activations_are_kept():
   """Angles and waves are formed in float32, whatever the activations are."""
-  for scheme in ('rope', 'sinusoidal', 'learned'):
+  for scheme in ('rope', 'pope', 'sinusoidal', 'learned'):
     slot = build(scheme, heads=1, head_dim=16, d_model=16, train_len=512)
     pos = posenc.positions('none', slot, 512, 512)
-    shape = (1, 512, 1, 16) if scheme == 'rope' else (1, 512, 16)
+    shape = (1, 512, 1, 16) if slot.rot else (1, 512, 16)
     low, full = (jnp.asarray(np.ones(shape), dtype) for dtype in (jnp.bfloat16, jnp.float32))
-    low, full = (slot.rotate(x, x, pos)[0] if scheme == 'rope' else slot.embed(x, pos) for x in (low, full))
+    low, full = (slot.rotate(x, x, pos)[0] if slot.rot else slot.embed(x, pos) for x in (low, full))
     assert low.dtype == jnp.bfloat16 and full.dtype == jnp.float32
     np.testing.assert_allclose(np.asarray(low, np.float32), full, rtol=2**-8, atol=1e-6)
 
@@ -1024,6 +1039,145 @@ def test_no_scheme_has_an_option_of_the_same_name():
   """It would be passed to one of the two, silently."""
   for name, scheme in posenc.SCHEMES.items():
     assert not set(keywords(scheme.__init__)) & set(keywords(with_options)), name
+
+
+# Schemes that read more than distances.
+
+
+def test_fox_sums_what_float32_cannot():
+  """Differences of neighbours and of tokens far apart at 16k, against float64; a plain sum is off by 1e-3 there."""
+  length, rng = 16384, np.random.default_rng(0)
+  scheme, q = build('fox', heads=1), jnp.zeros((1, 64, 1, 32))
+  for centre in (0.0, 5.0):  # half-open gates, and those of a head that sees some hundred tokens
+    log_f = jax.nn.log_sigmoid(jnp.asarray(rng.normal(size=(1, length, 1)) + centre, jnp.float32))
+    exact = np.cumsum(np.float64(log_f[0, :, 0]))
+    state = split_cumsum(log_f)
+    coarse = np.asarray(state[0])[0, :, 0]
+    np.testing.assert_array_equal(coarse * 64, np.cumsum(np.round(64 * np.float64(log_f[0, :, 0]))))
+    plain = np.asarray(jnp.cumsum(log_f, 1), np.float64)[0, :, 0]
+    if centre == 0:
+      assert abs(np.diff(plain) - np.diff(exact)).max() > 5e-4
+    for start in (0, 8192, length - 64):
+      t, s = ([part[:, i : i + 64] for part in state] for i in (length - 64, start))
+      scored, _ = scheme.score(jnp.zeros((1, 1, 64, 64)), q, q, jnp.arange(64.0), jnp.arange(64.0), t, s, ())
+      want = exact[-64:, None] - exact[start : start + 64]
+      np.testing.assert_allclose(scored[0, 0], want, atol=1e-5, rtol=2**-23)
+
+
+def test_fox_gradient_is_that_of_the_sum():
+  """The coarse part is a constant to the gradient; what is left must not be a coarse gradient."""
+  log_f = -jnp.abs(jax.random.normal(jax.random.key(0), (1, 50, 2)))
+  weight = jax.random.normal(jax.random.key(1), (1, 50, 2))
+  slope = jax.grad(lambda x: sum((part * weight).sum() for part in split_cumsum(x)))(log_f)
+  np.testing.assert_allclose(slope, jnp.cumsum(weight[:, ::-1], 1)[:, ::-1], atol=1e-5)
+
+
+def test_fox_starts_half_open_or_where_it_is_told():
+  """exp(-1/T) with T log-spaced; -1.44 tokens is log 1/2. Shut gates hide the past, open ones make it NoPE."""
+  scheme = build('fox')
+  assert not scheme.b[...].any() and abs(float(scheme.w[...].std()) / 0.02 - 1) < 0.1
+  told = build('fox(decay_time=(2, 128))')
+  log_f = jax.nn.log_sigmoid(told.b[...])
+  np.testing.assert_allclose(-1 / log_f, [2, 8, 32, 128], rtol=1e-5)
+  assert told.b[...].dtype == jnp.float32
+  x, pos = jnp.ones((1, 4, 128), jnp.bfloat16), posenc.positions('none', told, 128, 4)
+  logits, q = jnp.zeros((1, 4, 4, 4)), jnp.zeros((1, 4, 4, 32))
+  for bias, want in ((1e4, 0.0), (0.0, np.log(0.5)), (-30.0, -30.0)):
+    told.w[...], told.b[...] = jnp.zeros((128, 4)), jnp.full(4, bias)
+    state = told.token_state(x, pos)
+    assert all(part.dtype == jnp.float32 for part in state)
+    scored, _ = told.score(logits, q, q, pos.at_T, pos.at_T, state, state, ())
+    np.testing.assert_allclose(scored[0, :, 3], np.tile(want * np.array([3, 2, 1, 0]), (4, 1)), rtol=1e-6)
+
+
+@pytest.mark.parametrize('method', ['none', 'pi(factor=8)', 'ntk(factor=8)', 'yarn(factor=8)', 'dynamic_ntk'])
+def test_fox_may_rotate(method):
+  """As RoPE, to the bit, under every method; without, it has nothing that a frequency method could scale."""
+  both, rope_ = build('fox(rope=True, base=500.0)'), build('rope(base=500.0)')
+  same(*(posenc.positions(method, scheme, 128, 256) for scheme in (both, rope_)))
+  pos = posenc.positions(method, both, 128, 256)
+  q, k = (jax.random.normal(jax.random.key(i), (1, 256, n, 32)) for i, n in enumerate((4, 2)))
+  same(both.rotate(q, k, pos), rope_.rotate(q, k, pos))
+  odd = build('fox', head_dim=31)
+  assert odd.rotate(q, k, pos)[0] is q and odd.inv_freq_P.size == 0
+  with refused(posenc.Unsupported, 'fox has no frequencies'):
+    posenc.positions('pi', odd, 128, 256)
+
+
+@pytest.mark.parametrize('method', ['none', 'pi(factor=8)', 'ntk(factor=8)', 'yarn(factor=8)'])
+def test_pope_depends_on_the_distance_alone(method):
+  """Its logit written out in float64: magnitudes times the cosine of distance and phase, at any offset."""
+  scheme = build('pope(phase_init="uniform")', heads=1, head_dim=8)
+  phase = np.asarray(scheme.phase[...], np.float64)[0]
+  pos = posenc.positions(method, scheme, 128, 4096)
+  theta = np.asarray(pos.inv_freq_P, np.float64)
+  if method == 'none':
+    np.testing.assert_allclose(theta, 1e4 ** (-np.arange(8) / 8), rtol=1e-6)
+  q, k = np.random.default_rng(0).normal(size=(2, 8))
+  offsets = np.array([0, 1, 100, 4000])
+  want = (np.log1p(np.exp(q)) * np.log1p(np.exp(k)) * np.cos(-7 * theta + phase)).sum()
+  at = [pos.replace(at_T=jnp.asarray(offsets + back, jnp.float32)) for back in (7, 0)]
+  wide = [jnp.asarray(np.tile(x, (1, 4, 1, 1)), jnp.float32) for x in (q, k)]
+  got = scheme.rotate(wide[0], wide[1], at[0])[0] * scheme.rotate(wide[0], wide[1], at[1])[1]
+  np.testing.assert_allclose(got.sum((0, 2, 3)), want, atol=2e-3)
+  np.testing.assert_allclose(got.sum((0, 2, 3))[:2], want, atol=1e-5)
+
+
+def test_pope_keeps_the_trained_frequencies_before_onset():
+  """LongRoPE's n-hat, read by the code that RoPE reads it with."""
+  scheme = build('pope', heads=1, head_dim=8)
+  plain, pi = (posenc.positions(method, scheme, 128, 64) for method in ('none', 'pi(factor=4)'))
+  x = jax.random.normal(jax.random.key(0), (1, 64, 1, 8))
+  rotated = {name: scheme.rotate(x, x, pos)[1] for name, pos in (('plain', plain), ('pi', pi))}
+  mixed = scheme.rotate(x, x, pi.replace(onset=jnp.float32(20)))[1]
+  np.testing.assert_array_equal(mixed[:, :20], rotated['plain'][:, :20])
+  np.testing.assert_array_equal(mixed[:, 20:], rotated['pi'][:, 20:])
+  assert differs(rotated['plain'], rotated['pi'])
+
+
+@pytest.mark.parametrize('raw, in_force', [(0.0, 0.0), (0.5, 0.0), (-7.0, -2 * np.pi), (-1.0, -1.0)])
+def test_pope_phases_out_of_bounds(raw, in_force):
+  """They start on a bound, so a gradient that stopped there would stop half of them at their first step."""
+  graphdef, params = nnx.split(build('pope', heads=1, head_dim=8))
+  q = jnp.ones((1, 2, 1, 8))
+
+  def logit(phase):
+    scheme = nnx.merge(graphdef, jax.tree.map(lambda a: jnp.full_like(a, phase), params))
+    q_, k_ = scheme.rotate(q, q, posenc.positions('none', scheme, 128, 2))
+    return (q_[0, 1] * k_[0, 0]).sum()
+
+  np.testing.assert_array_equal(logit(raw), logit(in_force))
+  np.testing.assert_array_equal(jax.grad(logit)(raw), jax.grad(logit)(in_force))
+  assert abs(float(jax.grad(logit)(raw))) > 1
+
+
+@pytest.mark.parametrize('bias', ['kerple_log', 'alibi', 'fire'])
+def test_dape_with_its_mlp_silent_is_its_bias(bias):
+  """And it is relative, has its remarks and is drawn like it: the same class under the same name."""
+  scheme, alone = build(f'dape(bias={bias!r})'), build(bias)
+  assert type(scheme.bias) is posenc.SCHEMES[bias] and scheme.relative == alone.relative
+  assert build(f'dape(bias={bias!r})', train_len=1).remarks() == build(bias, train_len=1).remarks()
+  scheme.w2[...] = jnp.zeros((32, 4))
+  at, logits = jnp.arange(9.0), jax.random.normal(jax.random.key(0), (2, 4, 9, 9))
+  q = jnp.zeros((2, 9, 4, 32))
+  scored, _ = scheme.score(logits, q, q, at, at, (), (), ())
+  np.testing.assert_array_equal(scored, logits + scheme.bias.bias(at, at))
+
+
+def test_dape_does_not_learn_from_the_mask():
+  """A masked logit of -1e30 in the MLP would leave no other number in its gradient, or in those of its neighbours."""
+  graphdef, params = nnx.split(build('dape'))
+  at, q = jnp.arange(6.0), jnp.zeros((1, 6, 4, 32))
+  logits = jax.random.normal(jax.random.key(0), (1, 4, 6, 6))
+  visible = np.tri(6) > 0
+
+  def grads(hidden):
+    masked = jnp.where(visible, logits, hidden)
+    loss = lambda p: (nnx.merge(graphdef, p).score(masked, q, q, at, at, (), (), ())[0] - masked).sum()  # noqa: E731
+    return jax.tree.leaves(jax.grad(loss)(params))
+
+  for a, b in zip(grads(-1e30), grads(0.0), strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-4)
 
 
 def test_remarks():
