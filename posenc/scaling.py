@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from posenc import rotations
 from posenc.base import Positions, PositionScheme, Unsupported
 from spec import SpecError, one_of
 
@@ -90,9 +91,7 @@ def _by_parts(scheme, train_len, s, beta_fast, beta_slow, ramp, truncate) -> np.
   if ramp == 'rotations':
     keep = np.clip((train_len * theta / (2 * np.pi) - beta_slow) / (beta_fast - beta_slow), 0, 1)
   else:
-    low, high = (
-      d * np.log(train_len / (2 * np.pi * beta)) / (2 * np.log(scheme.base)) for beta in (beta_fast, beta_slow)
-    )
+    low, high = (rotations.crossing(beta, d, scheme.base, train_len) for beta in (beta_fast, beta_slow))
     if truncate:
       low, high = np.floor(low), np.ceil(high)
     low, high = max(low, 0.0), min(high, d - 1.0)
