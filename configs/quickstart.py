@@ -17,7 +17,8 @@ MEASURED, 2026-11-29, 2 cores of an AMD EPYC, 7.0 minutes in all (training 1.5 t
 
 rope_matched: at 128 tokens base 10000 leaves 10 of 16 frequency pairs without a complete turn, where Llama 2 has 18 of
 64, and no pair makes the 32 turns from which YaRN keeps one. Base 72.5 leaves 4 of 16, and beta_fast = 5 then keeps 6
-of 16 (Llama 2: 21 of 64): posenc/rotations.py, `python -m scripts.rotation_report`.
+of 16 (Llama 2: 21 of 64): posenc/rotations.py, `python -m scripts.rotation_report`. MEASURED, 2026-11-30, one seed,
+fixed targets at 1x, 2x, 4x, 8x, 16x: none 3.72 7.81 9.56 14.1 17.9, yarn(beta_fast=5.0) 3.72 3.85 3.97 4.51 5.62.
 
 Why so small: at 32x a window costs as much as 32 training windows and is quadratic in attention; 160 of them per method
 are most of the ten minutes.
