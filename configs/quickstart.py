@@ -3,6 +3,7 @@
 COMMAND   ./scripts/quickstart.sh   (rope, then alibi; both swept; at most 10 minutes on 2 cores)
 ONE RUN   python train.py --config=configs/quickstart.py:alibi --workdir=runs/alibi
           python eval_extrapolation.py --workdir=runs/alibi
+MATCHED   --config=configs/quickstart.py:rope_matched   RoPE with the shape of Llama 2 (below)
 
 PREDICTED, before the first full run, of the fixed-target curves (one seed: a statement about these two checkpoints):
   a. RoPE without a method rises at every doubling past 1x, and is at least 1.5 times its 1x perplexity at 8x.
@@ -14,6 +15,11 @@ MEASURED, 2026-11-29, 2 cores of an AMD EPYC, 7.0 minutes in all (training 1.5 t
 1x, 2x, 4x, 8x, 16x, 32x: rope none 3.71 7.40 18.9 39.5 42.1 42.9, rope yarn 3.71 3.85 4.45 5.49 9.25 13.2, alibi none
 3.95 3.95 3.96 3.96 3.96 3.96. All three held; docs/LOG.md tells of a run whose (a) did not.
 
+rope_matched: at 128 tokens base 10000 leaves 10 of 16 frequency pairs without a complete turn, where Llama 2 has 18 of
+64, and no pair makes the 32 turns from which YaRN keeps one. Base 72.5 leaves 4 of 16, and beta_fast = 5 then keeps 6
+of 16 (Llama 2: 21 of 64): posenc/rotations.py, `python -m scripts.rotation_report`. MEASURED, 2026-11-30, one seed,
+fixed targets at 1x, 2x, 4x, 8x, 16x: none 3.72 7.81 9.56 14.1 17.9, yarn(beta_fast=5.0) 3.72 3.85 3.97 4.51 5.62.
+
 Why so small: at 32x a window costs as much as 32 training windows and is quadratic in attention; 160 of them per method
 are most of the ten minutes.
 """
@@ -22,9 +28,14 @@ from configs import schema
 
 
 def get_config(scheme: str = 'rope'):
+  """`scheme`: a scheme, or rope_matched."""
   config = schema.default()
-  config.posenc = scheme
-  config.methods = ('none', 'pi', 'ntk', 'yarn', 'yarn(factor=8)')
+  if scheme == 'rope_matched':
+    config.posenc = 'rope(base=72.5)'
+    config.methods = ('none', 'pi', 'ntk', 'yarn(beta_fast=5.0)', 'yarn(factor=8, beta_fast=5.0)')
+  else:
+    config.posenc = scheme
+    config.methods = ('none', 'pi', 'ntk', 'yarn', 'yarn(factor=8)')
   config.train_len = 128
   config.steps = 600
   config.batch = 32

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from posenc import rotations
 from posenc.alibi import ALiBi
 from posenc.base import Bias, Dims, Far, Positions, PositionScheme, PosParam, Unsupported, with_options
 from posenc.cope import CoPE
@@ -35,7 +36,7 @@ from spec import Call, SpecError, check_keywords, choose, keywords, one_of, pars
 
 __all__ = [
   'METHODS', 'SCHEMES', 'WITHIN', 'Bias', 'Dims', 'Far', 'PosParam', 'PositionScheme', 'Positions', 'Unsupported',
-  'build', 'check_method', 'check_scheme', 'follows_length', 'positions', 'remarks',
+  'build', 'check_method', 'check_scheme', 'follows_length', 'kept', 'positions', 'remarks',
 ]  # fmt: skip
 
 SCHEMES: dict[str, type[PositionScheme]] = {
@@ -181,16 +182,46 @@ def _first(pos: Positions, length: int) -> Positions:
   return pos
 
 
+def kept(call: Call, scheme: PositionScheme, train_len: int) -> np.ndarray | None:
+  """Share of its trained frequency that each pair keeps under a by-parts method, float64[P]; None for any other method.
+
+  1 kept, 0 divided by s, blended between; NaN for a pair that is not rotated. Asked of the frequencies that the method
+  writes rather than worked out from its betas, and the same for every s.
+  """
+  if _fast(call) is None or not scheme.rot or call.at not in (None, scheme.name):
+    return None
+  s = 2
+  kwargs = {**call.kwargs, 'factor': s}
+  writes = METHODS[call.name](scheme.plain(s * train_len), scheme, train_len, s * train_len, **kwargs)
+  return rotations.kept(scheme.inv_freq_P, writes['inv_freq_P'], s)
+
+
+def _fast(call: Call) -> tuple[str, float] | None:
+  """The keyword of a by-parts method from which number of turns on a pair is kept, and its value."""
+  arguments = {**keywords(METHODS[call.name]), **call.kwargs}
+  return next(((name, arguments[name]) for name in ('beta_fast', 'high') if name in arguments), None)
+
+
 def remarks(methods: Sequence[str], schemes: Sequence[PositionScheme], train_len: int) -> list[str]:
   """What a reader should know before believing a curve at this training length, one line each."""
   lines = [line for scheme in schemes for line in scheme.remarks()]
+  split: dict[str, list[str]] = {}  # methods that split the pairs alike share a line
   for call in (call for method in methods for call in check_method(method)):
-    arguments = {**keywords(METHODS[call.name]), **call.kwargs}
-    beta_fast = arguments.get('beta_fast')
-    if beta_fast is not None and any(s.rot for s in schemes) and train_len / (2 * np.pi) < beta_fast:
-      lines.append(
-        f'{call.name}: no frequency pair makes beta_fast = {beta_fast:g} turns within {train_len} tokens '
-        f'(at most {train_len / (2 * np.pi):.1f}); '
-        + ('the ramp then starts at pair 0' if arguments['ramp'] == 'index' else 'every pair is then interpolated')
+    for scheme in schemes:
+      share_P, fast = kept(call, scheme, train_len), _fast(call)
+      if share_P is None or fast is None:
+        continue
+      line = (
+        f'of {np.sum(share_P >= 0)} frequency pairs {np.sum(share_P == 1)} kept, '
+        f'{np.sum((share_P > 0) & (share_P < 1))} blended, {np.sum(share_P == 0)} divided by s'
       )
+      most = rotations.turns(scheme.inv_freq_P, train_len).max()
+      if most < fast[1]:
+        line += f'; none makes {fast[0]} = {fast[1]:g} turns within {train_len} tokens (at most {most:.1f})'
+      arguments = ', '.join(f'{key}={value!r}' for key, value in call.kwargs.items() if key != 'factor')
+      name = f'{call.name}({arguments})' if arguments else call.name
+      names = split.setdefault(line, [])
+      if name not in names:
+        names.append(name)
+  lines += [f'{", ".join(names)}: {line}' for line, names in split.items()]
   return list(dict.fromkeys(lines))

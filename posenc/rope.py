@@ -1,9 +1,9 @@
 """Rotary positions: Su et al. 2021, RoFormer (2104.09864), sections 3.2-3.4."""
 
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
+from posenc import rotations
 from posenc.base import Dims, Positions, PositionScheme
 from spec import SpecError, one_of
 
@@ -32,11 +32,7 @@ class RoPE(PositionScheme):
     self.base, self.rot, self.pairing = float(base), dims.head_dim, pairing
 
   def remarks(self):
-    unseen = int(np.sum(2 * np.pi / self.inv_freq_P > self.dims.train_len))
-    return [
-      f'{self.name}(base={self.base:g}): {unseen} of {self.rot // 2} frequency pairs never complete a turn within '
-      f'{self.dims.train_len} tokens; beyond it they meet angles not seen in training'
-    ]
+    return rotations.remarks(f'{self.name}(base={self.base:g})', self.inv_freq_P, self.base, self.dims.train_len)
 
   def rotate(self, q_BTNH, k_BTKH, pos: Positions):
     trained_P = jnp.asarray(self.inv_freq_P, jnp.float32)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from posenc import rotations
 from posenc.base import Far, Positions, PositionScheme, Unsupported
 from spec import SpecError, one_of
 
@@ -135,9 +136,7 @@ def _kept(scheme, train_len, beta_fast, beta_slow, ramp, truncate) -> np.ndarray
   theta, d = _frequencies(scheme), scheme.rot
   if ramp == 'rotations':
     return np.clip((train_len * theta / (2 * np.pi) - beta_slow) / (beta_fast - beta_slow), 0, 1)
-  low, high = (
-    d * np.log(train_len / (2 * np.pi * beta)) / (2 * np.log(scheme.base)) for beta in (beta_fast, beta_slow)
-  )
+  low, high = (rotations.crossing(beta, d, scheme.base, train_len) for beta in (beta_fast, beta_slow))
   if truncate:
     low, high = np.floor(low), np.ceil(high)
   low, high = max(low, 0.0), min(high, d - 1.0)

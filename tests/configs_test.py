@@ -18,6 +18,7 @@ import posenc
 from configs import schema, smoke
 from configs.schema import Config
 from models.lm import LM
+from posenc import rotations
 from spec import SpecError
 from training import provenance
 
@@ -56,6 +57,19 @@ def test_recipe_runs_forward(name, scheme):
 
   out = jax.eval_shape(nll)
   assert (out.shape, out.dtype) == ((2, 16), jnp.float32)
+
+
+def test_the_matched_recipe_is_matched():
+  """Base and beta_fast of rope_matched are those of the nano map, rounded; the rest is the quickstart."""
+  config = Config.from_dict(recipe('quickstart', 'rope_matched').to_dict())
+  plain = Config.from_dict(recipe('quickstart').to_dict())
+  assert dataclasses.replace(config, posenc=plain.posenc, methods=plain.methods) == plain
+  (scheme,) = [config.build_scheme(text) for text in config.posenc]
+  large = rotations.REFERENCES[0]
+  base = rotations.matched_base(config.train_len, large)
+  assert scheme.base == pytest.approx(base, rel=0.01)
+  betas = [call.kwargs['beta_fast'] for m in config.methods for call in posenc.check_method(m) if call.name == 'yarn']
+  assert betas == [pytest.approx(rotations.matched_beta(32, base, large), rel=0.01)] * 2
 
 
 @pytest.mark.parametrize('name', NAMES)

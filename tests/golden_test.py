@@ -19,6 +19,7 @@ from models.attention import MASKED, attend
 from posenc.alibi import slopes
 from posenc.kerple import bounded
 from posenc.t5 import buckets
+from scripts import plot_decay
 
 GOLDEN = Path(__file__).parent / 'golden'
 
@@ -86,6 +87,7 @@ COUNTS = {
   'shaw': {'index/': 2, 'attention/': 1},
   'cope': {'ram/': 4, 'x_transformers/': 2, 'dape/': 2, 'x_transformers_unmasked_gates/': 2},
   'fox_pope_dape': {'fox/fla': 1, 'fox/x_transformers': 1, 'fox/decay_time/': 2, 'pope/': 2, 'dape/': 3},
+  'decay_curves': {'d64': 1, 'd128': 1},
   'sinusoidal': {'fairseq/': 2, 'tensor2tensor/': 2, 'xlm_': 2, 'gptj_': 1, 'deepmind_': 1},
 }  # fmt: skip
 
@@ -783,3 +785,41 @@ def test_sinusoidal(case):
   added = scheme.embed(jnp.zeros((1, len(where), inputs['d'])), pos)[0]
   for n, ours, theirs in zip(where, np.asarray(added), case['outputs']['table']):
     close(case, f'row of position {n}', ours, theirs, atol=2e-7 + 2**-24 * n)
+
+
+# Products over distance.
+
+
+def torch_randn(state, shape):
+  """`torch.randn` of at least 16 float32 on a CPU: Box-Muller on Mersenne Twister, eight radii, then eight angles."""
+  u = (state.randint(0, 2**32, np.prod(shape), np.uint32) % 2**24).astype(np.float32) / 2**24
+  radius, angle = np.sqrt(-2 * np.log1p(-u.reshape(-1, 2, 8)[:, 0])), 2 * np.pi * u.reshape(-1, 2, 8)[:, 1]
+  return np.stack([radius * np.cos(angle), radius * np.sin(angle)], 1).reshape(shape)
+
+
+@each('decay_curves')
+def test_decay(case):
+  """The curves of scripts/plot_decay.py, on the same 80 random q and k.
+
+  Their key stands `distance` after their query: our query after our key is theirs with the two swapped. An angle in
+  float32 is off by 2**-14 rad at position 1024, and a curve sums d/2 pairs: 2e-6 d is ten times what they show.
+  """
+  inputs, outputs = case['inputs'], case['outputs']
+  d, where = inputs['d'], inputs['distances']
+  state = np.random.RandomState(0)
+  q, k = (torch_randn(state, (80, d)) for _ in range(2))
+  close(case, 'random_q', q[:2], outputs['random_q'], atol=1e-6)
+  close(case, 'random_k', k[:2], outputs['random_k'], atol=1e-6)
+
+  rope = build(f'rope(base={float(inputs["base"])!r})', head_dim=d)
+  pos = posenc.positions('none', rope, train_len=128, eval_len=1025)
+  independent = plot_decay.products(rope, k, q, pos)[:, where]
+  close(case, 'mean of 80', independent.mean(0), outputs['rope_independent_qk_mean80'], atol=2e-6 * d)
+  close(case, 'rms of 80', (independent**2).mean(0) ** 0.5, outputs['rope_independent_qk_rms80'], atol=2e-6 * d)
+  same = plot_decay.products(rope, q, q, pos)[:, where]
+  close(case, 'mean of 80, q = k', same.mean(0), outputs['rope_same_qk_mean80'], atol=2e-6 * d)
+
+  ours = plot_decay.sinusoidal(build('sinusoidal', d_model=d), 1025)
+  close(case, 'PE.PE', ours, outputs['sinusoidal_pe_dot'], atol=2e-6 * d)
+  apart = np.abs(plot_decay.kernel(rope, pos) * d - 2 * np.asarray(outputs['sinusoidal_pe_dot'])).max()
+  assert apart < 2 * outputs['rope_ones_dot_equals_2x_of_that_max_abs_diff'], 'RoPE of q = k = 1 is twice PE.PE'

@@ -1183,8 +1183,9 @@ def test_dape_does_not_learn_from_the_mask():
 def test_remarks():
   """Pairs that never complete a turn, buckets that are never trained, ramps without a pair to start from."""
   for width, base, train_len, count in ((32, 1e4, 128, 10), (64, 1e4, 256, 19), (128, 1e4, 4096, 18)):
-    (line,) = posenc.remarks((), [rope(width, base, train_len)], train_len)
+    line, *matched = posenc.remarks((), [rope(width, base, train_len)], train_len)
     assert f'{count} of {width // 2} frequency pairs' in line
+    assert len(matched) == (train_len < 4096), 'a base for a short model, none for Llama 2 itself'
   assert posenc.remarks(('none', 'pi'), [build('nope'), build('alibi'), build('t5')], 128) == []
   (line,) = posenc.remarks((), [build('t5(max_distance=1024)')], 128)
   assert 'buckets 24..31' in line and '128 tokens' in line and 't5(num_buckets=32, max_distance=1024)' in line
@@ -1199,8 +1200,12 @@ def test_remarks():
   for text in ('fire', 'fire(init_len=127)', 'shaw(clip=127)', 'cope', 'cope(npos_max=129)', 'kerple_log', 'sandwich'):
     assert posenc.remarks((), [build(text)], 128) == []
   tiny, llama = [rope()], [rope(128, train_len=4096)]
-  lines = posenc.remarks(('yarn', 'yarn+logn', 'pi', 'yarn(beta_fast=4)', 'ntk_by_parts@rope'), tiny, 128)
-  assert [line.split(':')[0] for line in lines] == ['rope(base=10000)', 'yarn', 'ntk_by_parts']
-  assert 'beta_fast = 32' in lines[1] and '20.4' in lines[1]
-  assert len(posenc.remarks(('yarn',), llama, 4096)) == 1
+  lines = posenc.remarks(('yarn', 'yarn+logn', 'pi', 'yarn(factor=8, beta_fast=4)', 'ntk_by_parts@rope'), tiny, 128)
+  assert [line.split(':')[0] for line in lines[2:]] == ['yarn, ntk_by_parts', 'yarn(beta_fast=4)']
+  assert '1 kept, 5 blended, 10 divided' in lines[2] and 'beta_fast = 32' in lines[2] and '20.4' in lines[2]
+  assert '3 kept, 3 blended, 10 divided' in lines[3] and 'none makes' not in lines[3]
+  (line,) = posenc.remarks(('llama31(high=21.0)',), tiny, 128)[2:]
+  assert line.startswith('llama31(high=21.0): ') and 'none makes high = 21 turns' in line
+  assert len(posenc.remarks(('yarn', 'ntk_by_parts(factor=8)'), llama, 4096)) == 2
+  assert posenc.remarks(('yarn@alibi',), [*tiny, build('alibi')], 128) == lines[:2]
   assert all('\n' not in line for line in lines)
