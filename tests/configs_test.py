@@ -21,7 +21,7 @@ from models.lm import LM
 from spec import SpecError
 from training import provenance
 
-NAMES = ('base', 'quickstart', 'smoke')
+NAMES = ('base', 'grid', 'markov_copy', 'quickstart', 'smoke')
 RECIPES = [
   (name, scheme)
   for name in NAMES

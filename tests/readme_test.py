@@ -1,5 +1,6 @@
 """What the README tells a newcomer to type, typed: its scheme and its method, its recipes' options, its files."""
 
+import inspect
 import re
 
 import jax
@@ -9,6 +10,8 @@ import pytest
 from flax import nnx
 
 import posenc
+import spec
+from data import corpora
 from models.lm import LM, ModelConfig
 from posenc import scaling
 
@@ -55,6 +58,13 @@ def test_the_method_is_one_that_composes_and_refuses(readme, monkeypatch):
 def test_every_scheme_and_method_is_in_the_tables(readme):
   for name in (*posenc.SCHEMES, *posenc.METHODS):
     assert re.search(rf'^\| .*`{name}[`(]', readme, re.M), name
+
+
+def test_every_corpus_and_its_arguments_are_in_the_table(readme):
+  for name, source in corpora.CORPORA.items():
+    (row,) = re.findall(rf'^\| `({name}\b[^`]*)`', readme, re.M)
+    for key, default in spec.keywords(source).items():
+      assert f'{key}={default!r}' in row.replace('"', "'") or (default is inspect.Parameter.empty and key in row), key
 
 
 def test_every_file_it_names_exists(readme, root):
