@@ -8,9 +8,9 @@ HARDER    --config.data.corpus='grid(rule=150)': all three neighbours, not two
 Trained on windows of 16 rows. BOS stands in the column of the newline before, so that a token's index is its row x 17 +
 its column in every window.
 
-MEASURED, 2026-11-30, `rope`, one seed, on 2 cores of an AMD EPYC shared with other work (2.2 minutes of CPU time for the
-training, 0.5 for the sweep of these): fixed targets at 0.25x, 0.5x, 1x, 2x, 4x: none 1.215 1.215 1.215 2.27 5.90, yarn
-1.215 1.215 1.215 6.67 6.97, floor 1.205 (half widths 0.02 at 1x, 0.25 at 4x).
+MEASURED, 2026-11-30, `rope`, one seed, on 2 cores of an AMD EPYC shared with other work (2.2 minutes of CPU time for
+the training, 0.4 for the sweep of these two): fixed targets at 0.25x, 0.5x, 1x, 2x, 4x: none 1.215 1.215 1.215 2.27
+5.90, yarn 1.215 1.215 1.215 6.67 6.97, floor 1.205 (half widths 0.02 at 1x, 0.25 at 4x).
 """
 
 from configs import schema
