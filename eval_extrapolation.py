@@ -60,6 +60,7 @@ def main() -> int:
     bos=config.data.bos,
     bos_id=data.tokenizer.bos,
     corpus_sha256=data.sha256,
+    stride=data.stride,
   )
   make = functools.partial(config.build_model, data.tokenizer.vocab_size)
   graphdef, shapes = abstract(make)
@@ -103,6 +104,7 @@ def main() -> int:
       bytes_per_token_V=data.tokenizer.bytes_per_token_V,
       facts=facts,
       progress=bar,
+      floor=data.floor,
     )
     for part in parts:  # written as it comes: a killed sweep keeps the lengths that it has measured
       points, differed = report.write(workdir / 'extrapolation', part, keep=kept is None)

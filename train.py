@@ -38,7 +38,7 @@ def main() -> int:
   config = Config.from_dict(CONFIG.value.to_dict())
   workdir = pathlib.Path(WORKDIR.value).absolute()
   data = config.load_data()
-  cut_as = {'bos': config.data.bos, 'bos_id': data.tokenizer.bos}
+  cut_as = {'bos': config.data.bos, 'bos_id': data.tokenizer.bos, 'stride': data.stride}
   windows = TrainWindows(data.splits.train, config.train_len, **cut_as, seed=config.seed)
   slots = [config.build_scheme(text) for text in config.posenc]
   remarks = posenc.remarks((), slots, config.train_len)

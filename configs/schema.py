@@ -127,7 +127,14 @@ class Config:
   def load_data(self) -> Data:
     """The corpus, split so that every test document serves the longest length a sweep of this run may ask for."""
     shortest = self.eval.min_test_tokens(self.train_len, self.max_multiple)
-    return load_data(self.data, train_len=self.train_len, min_test_tokens=shortest)
+    data = load_data(self.data, train_len=self.train_len, min_test_tokens=shortest, spans=self.eval.spans)
+    for multiple in self.eval.multiples:
+      if self.tokens(multiple) % data.stride:
+        raise SpecError(
+          f'config.eval.multiples: {multiple} x train_len = {self.tokens(multiple)} tokens: '
+          f'a multiple of {data.stride}, the stride of corpus {data.name!r}, is allowed'
+        )
+    return data
 
   def build_model(self, vocab_size: int) -> LM:
     return LM(self.model, self.posenc, vocab_size=vocab_size, train_len=self.train_len, rngs=nnx.Rngs(self.seed))

@@ -16,6 +16,7 @@ from evaluation.sweep import Point, exp
 # A point's identity: a second sweep replaces what it measures again and leaves the rest.
 KEY = ('protocol', 'length', 'method', 'checkpoint_step', 'targets_hash')
 SCALARS = ('ppl', 'nll', 'bits_per_byte')
+FLOOR = 'theoretical floor'
 
 
 def _plain(value: Any) -> Any:
@@ -115,6 +116,11 @@ def write_events(directory: pathlib.Path, points: Sequence[Point]) -> None:
             writer.add_scalar(f'{point["protocol"]}/{tag}', point[tag], point['length'])
 
 
+def _floor(points: Sequence[Point]) -> dict[int, float]:
+  """Length -> nats, where the corpus's entropy is known. It belongs to the targets: one line for all methods."""
+  return {p['length']: p['floor'] for p in sorted(points, key=lambda p: p['length']) if 'floor' in p}
+
+
 def _label(point: Point, several_schemes: bool) -> str:
   return f'{point["scheme"]} {point["method"]}' if several_schemes else point['method']
 
@@ -133,6 +139,9 @@ def table(points: Sequence[Point], protocol: str = 'fixed_targets') -> str:
     one = at.get((label, rows[0]['train_length']))
     difference = one.get('vs_none') if one else None
     body.append([label, *cells, f'{100 * (exp(difference) - 1):+.1f} %' if difference else ''])
+  floor = _floor(rows)
+  if floor:
+    body.append([FLOOR, *(f'{exp(floor[n]):.4g}' if n in floor else '' for n in lengths), ''])
   widths = [max(len(row[i]) for row in (head, *body)) for i in range(len(head))]
 
   def line(row):
@@ -155,7 +164,7 @@ def plot(path: pathlib.Path, points: Sequence[Point]) -> None:
   """Perplexity against length, log2 both ways, a panel per protocol, a band per line (t over documents).
 
   Dashed lines are oracles: their method is told how long the input is. Failures reach 10**3, so y ends at 15 times the
-  lowest value; points above sit on the edge as triangles.
+  lowest value; points above sit on the edge as triangles. A thin grey line is the corpus's entropy, where it is known.
   """
   import matplotlib.figure  # no pyplot: it would look for a display
 
@@ -163,7 +172,7 @@ def plot(path: pathlib.Path, points: Sequence[Point]) -> None:
   several = len({p['scheme'] for p in points}) > 1
   train_len = points[0]['train_length']
   lengths = sorted({p['length'] for p in points})
-  floor, ceiling = _range(points)
+  bottom, ceiling = _range(points)
   labels = list(dict.fromkeys(_label(p, several) for p in points))
   figure = matplotlib.figure.Figure(figsize=(5.2 * len(protocols) + 2.2, 4.4), layout='constrained')
   axes = figure.subplots(1, len(protocols), squeeze=False, sharey=True)[0]
@@ -171,18 +180,21 @@ def plot(path: pathlib.Path, points: Sequence[Point]) -> None:
     for i, label in enumerate(labels):
       line = [p for p in points if p['protocol'] == protocol and _label(p, several) == label]
       _line(ax, sorted(line, key=lambda p: p['length']), label, f'C{i % 10}', ceiling)
+    floor = _floor([p for p in points if p['protocol'] == protocol])
+    if floor:
+      ax.plot(list(floor), [exp(nats) for nats in floor.values()], color='0.5', lw=0.8, zorder=1, label=FLOOR)
     ax.axvline(train_len, color='0.5', lw=1, ls=':')
     above = {'transform': ax.get_xaxis_transform(), 'ha': 'center', 'va': 'bottom'}  # no curve runs there
     ax.text(train_len, 1.01, 'training length', fontsize=8, color='0.4', **above)
     ax.set_xscale('log', base=2)
     ax.set_yscale('log', base=2)
     ax.set_xticks(lengths, [f'{n}\n{n / train_len:g}x' for n in lengths], fontsize=8)
-    ticks = [t * 10.0**e for e in range(-1, 4) for t in (1, 1.5, 2, 3, 4, 5, 7) if floor <= t * 10.0**e <= ceiling]
+    ticks = [t * 10.0**e for e in range(-1, 4) for t in (1, 1.5, 2, 3, 4, 5, 7) if bottom <= t * 10.0**e <= ceiling]
     if len(ticks) < 3:  # a flat curve may lie between two round numbers
-      ticks = np.linspace(floor, ceiling, 4)
+      ticks = np.linspace(bottom, ceiling, 4)
     ax.set_yticks(ticks, [f'{t:.3g}' for t in ticks])
     ax.minorticks_off()
-    ax.set_ylim(floor * 0.97, ceiling * 1.04)
+    ax.set_ylim(bottom * 0.97, ceiling * 1.04)
     ax.set_xlabel(f'evaluation length, tokens (context of a target: {_contexts(points, protocol)})')
     ax.set_title(protocol.replace('_', ' '), fontsize=10, loc='right')
     ax.grid(alpha=0.25)
@@ -202,8 +214,9 @@ def _range(points: Sequence[Point]) -> tuple[float, float]:
     return 1.0, 10.0
   best = min(p['ppl'] for p in ok)
   # Bands may reach down to half the best value: with few documents they would otherwise squeeze the curves.
-  floor = max(min(p['ppl'] if p['ci_low'] is None else p['ci_low'] for p in ok), best / 2)
-  return floor, max(min(15 * best, max(p['ppl'] for p in ok)), 1.2 * best)
+  bottom = max(min(p['ppl'] if p['ci_low'] is None else p['ci_low'] for p in ok), best / 2)
+  bottom = min([bottom, *(exp(p['floor']) for p in ok if 'floor' in p)])
+  return bottom, max(min(15 * best, max(p['ppl'] for p in ok)), 1.2 * best)
 
 
 def _contexts(points: Sequence[Point], protocol: str) -> str:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 import posenc
+from data import Floor
 from evaluation.plan import Plan
 from evaluation.score import Scorer
 from evaluation.stats import t_interval
@@ -48,11 +49,13 @@ def sweep(
   bytes_per_token_V: np.ndarray,
   facts: dict[str, Any],
   progress: Any,
+  floor: Floor | None = None,
 ) -> Iterator[list[Point]]:
   """The points of one length after the other, by protocol and method. `facts` go into each; `progress` is a tqdm bar.
 
   'none' comes first: methods are compared with it, document by document. Two methods that make the same arrays at a
-  length (yarn and yarn(factor=8) at 8x, everything that follows the length at 1x) are scored once.
+  length (yarn and yarn(factor=8) at 8x, everything that follows the length at 1x) are scored once. With a `floor` each
+  point has the mean of it over its own targets, nats.
   """
   # Lengths are the outer loop: a program is compiled, serves every method and protocol, and is not needed again. 1x is
   # first, because shorter lengths are compared with it too.
@@ -87,6 +90,8 @@ def sweep(
           'positions_hash': key or None,
           **facts,
         }
+        if floor is not None:
+          point['floor'] = float(floor(*plan.seen(windows)).mean())
         if pos is None or (key, protocol) in scored:
           progress.update(len(windows) * length)
         else:

@@ -22,7 +22,7 @@ from posenc import rotations
 from spec import SpecError
 from training import provenance
 
-NAMES = ('base', 'quickstart', 'smoke')
+NAMES = ('base', 'grid', 'markov_copy', 'quickstart', 'smoke')
 RECIPES = [
   (name, scheme)
   for name in NAMES
@@ -270,3 +270,15 @@ def test_a_bad_factor_is_refused_on_every_scheme():
   """Where a method does not apply, its points are unsupported; its arguments are checked all the same."""
   with pytest.raises(SpecError, match=r'methods: method yarn: factor = 0\.5'):
     Config.from_dict(changed('methods', 'yarn(factor=0.5)', posenc='alibi'))
+
+
+def test_lengths_of_drawn_text_are_multiples_of_its_stride():
+  """Known once the corpus is: still before anything is compiled, and before the training that would be in vain."""
+  config = {'data.corpus': 'markov_copy(tokens=400, documents=40)', 'data.test_docs': 4, 'train_len': 18}
+  Config.from_dict(changed('eval.multiples', (1.0,), **config)).load_data()
+  with pytest.raises(
+    SpecError, match=r'config\.eval\.multiples: 0\.5 x train_len = 9 tokens: a multiple of 2, the str'
+  ):
+    Config.from_dict(changed('eval.multiples', (0.5, 1.0), **config)).load_data()
+  with pytest.raises(SpecError, match=r'config\.train_len = 17: a multiple of 2, the stride of corpus .* is allowed'):
+    Config.from_dict(changed('eval.multiples', (1.0,), **config | {'train_len': 17})).load_data()

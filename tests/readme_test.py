@@ -1,5 +1,6 @@
 """What the README tells a newcomer to type, typed: its scheme and its method, its recipes' options, its files."""
 
+import inspect
 import re
 
 import jax
@@ -9,9 +10,10 @@ import pytest
 from flax import nnx
 
 import posenc
+import spec
+from data import corpora
 from models.lm import LM, ModelConfig
 from posenc import scaling
-from spec import keywords
 
 
 @pytest.fixture(scope='module')
@@ -60,8 +62,15 @@ def test_every_scheme_and_method_is_in_the_tables(readme):
 
 def test_every_keyword_of_a_method_is_there_with_its_default(readme):
   for name, method in posenc.METHODS.items():
-    arguments = ', '.join(f'{key}={default!r}' for key, default in keywords(method).items())
+    arguments = ', '.join(f'{key}={default!r}' for key, default in spec.keywords(method).items())
     assert f'| `{name}({arguments})` |'.replace('()', '') in readme, name
+
+
+def test_every_corpus_and_its_arguments_are_in_the_table(readme):
+  for name, source in corpora.CORPORA.items():
+    (row,) = re.findall(rf'^\| `({name}\b[^`]*)`', readme, re.M)
+    for key, default in spec.keywords(source).items():
+      assert f'{key}={default!r}' in row.replace('"', "'") or (default is inspect.Parameter.empty and key in row), key
 
 
 def test_every_file_it_names_exists(readme, root):

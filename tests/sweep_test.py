@@ -90,7 +90,9 @@ def schemes(*texts):
   return [posenc.build(t, heads=2, head_dim=8, d_model=16, train_len=TRAIN_LEN, rngs=nnx.Rngs(0)) for t in texts]
 
 
-def run(scorer, methods=('none',), lengths=LENGTHS, slots=('rope',), plan=None, bytes_V=BYTES_V, bar=None, **facts):
+def run(
+  scorer, methods=('none',), lengths=LENGTHS, slots=('rope',), plan=None, bytes_V=BYTES_V, bar=None, floor=None, **facts
+):
   plan = plan or make_plan()
   parts = sweep(
     scorer,
@@ -102,6 +104,7 @@ def run(scorer, methods=('none',), lengths=LENGTHS, slots=('rope',), plan=None, 
     bytes_per_token_V=bytes_V,
     facts={**FACTS, 'posenc': list(slots), **facts},
     progress=bar or Bar(),
+    floor=floor,
   )
   points = [p for part in parts for p in part]
   return sorted(points, key=lambda p: (plan.cfg.protocols.index(p['protocol']), p['length']))
@@ -173,6 +176,29 @@ def test_the_order_of_lengths_changes_nothing():
 def test_followers_of_the_length_are_marked():
   points = run(Fake(lambda d, n, pos: 2.0), ('none', 'yarn', 'yarn(factor=8)'), (16,))
   assert [at(points, m, 16)['follows_length'] for m in ('none', 'yarn', 'yarn(factor=8)')] == [False, True, False]
+
+
+@pytest.mark.parametrize('protocol', ['fixed_targets', 'non_overlapping'])
+def test_a_point_holds_the_floor_of_its_own_targets(protocol):
+  """Their mean, target by target, whatever was scored; and without a floor a point says nothing of one."""
+  plan = make_plan(protocols=(protocol,))
+
+  def floor(position, visible):
+    assert position.shape == visible.shape and (visible <= position).all()
+    return np.where(position % 3 == 0, 2.0, 0.5) + visible / 7
+
+  points = run(Fake(lambda d, n, pos: 5.0), ('none', 'ntk'), slots=('alibi',), plan=plan, floor=floor)
+  for length in LENGTHS:
+    terms = [
+      (2.0 if (w.start + i) % 3 == 0 else 0.5) + i / 7
+      for w in plan.windows(protocol, length)
+      for i in range(length - w.scored, length)
+    ]
+    for method in ('none', 'ntk'):  # unsupported points have it too: it is the targets'
+      assert at(points, method, length, protocol)['floor'] == pytest.approx(np.mean(terms), rel=1e-12)
+  plain = run(Fake(lambda d, n, pos: 5.0), ('none', 'ntk'), slots=('alibi',), plan=plan)
+  assert [{k: v for k, v in p.items() if k != 'floor'} for p in points] == plain
+  assert not [p for p in plain if 'floor' in p]
 
 
 # Numbers.
