@@ -27,11 +27,13 @@ from posenc.kerple import KerpleLog, KerplePower
 from posenc.learned import Learned
 from posenc.pope import PoPE
 from posenc.rope import RoPE
+from posenc.rope2d import RoPE2D
 from posenc.sandwich import Sandwich
 from posenc.scaling import METHODS, TRANSFORMS, WITHIN
 from posenc.shaw import Shaw
 from posenc.sinusoidal import Sinusoidal
 from posenc.t5 import T5
+from posenc.xpos import XPos
 from spec import Call, SpecError, check_keywords, choose, keywords, one_of, parse
 
 __all__ = [
@@ -44,6 +46,8 @@ SCHEMES: dict[str, type[PositionScheme]] = {
   'sinusoidal': Sinusoidal,
   'learned': Learned,
   'rope': RoPE,
+  'rope2d': RoPE2D,
+  'xpos': XPos,
   'alibi': ALiBi,
   't5': T5,
   'kerple_log': KerpleLog,
@@ -119,7 +123,8 @@ def positions(
   slots = [scheme] if isinstance(scheme, PositionScheme) else list(scheme)
   for slot in slots:
     if slot.max_len is not None and eval_len > slot.max_len:
-      raise Unsupported(f'{slot.name} has positions for {slot.max_len} tokens, asked for {eval_len}')
+      why = f': {slot.max_len_why}' if slot.max_len_why else ''
+      raise Unsupported(f'{slot.name} has positions for {slot.max_len} tokens, asked for {eval_len}{why}')
   out = [slot.plain(eval_len) for slot in slots]
   writers: list[dict[str, str]] = [{} for _ in slots]
   for call in calls:

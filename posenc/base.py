@@ -80,6 +80,7 @@ class PositionScheme(nnx.Module):
   rot = 0  # rotary width: channels of a head that are rotated
   base = 0.0  # frequency base, where there is one
   max_len: int | None = None  # longest length with defined positions; None: any
+  max_len_why = ''  # where it is not a table that ends there
   relative = True  # adding a constant to every position changes nothing
   per_layer = False  # parameters for each layer, stacked by the model; else one scheme for all layers of its slot
   window = np.inf  # tokens a query sees, itself included, in training and, where no method says otherwise, after it

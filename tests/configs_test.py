@@ -23,11 +23,12 @@ from spec import SpecError
 from training import provenance
 
 NAMES = ('base', 'grid', 'markov_copy', 'quickstart', 'smoke')
+SCHEMES = [name if name != 'rope2d' else 'rope2d(width=16)' for name in posenc.SCHEMES]
 RECIPES = [
   (name, scheme)
   for name in NAMES
   for scheme in (
-    posenc.SCHEMES if inspect.signature(importlib.import_module(f'configs.{name}').get_config).parameters else [None]
+    SCHEMES if inspect.signature(importlib.import_module(f'configs.{name}').get_config).parameters else [None]
   )
 ]
 GROUPS = [Config, *(type(f.default) for f in dataclasses.fields(Config) if dataclasses.is_dataclass(f.default))]

@@ -24,9 +24,10 @@ SPEC = {
   'fire': 'fire(init_len=9)',
   'shaw': 'shaw(clip=9)',
   'cope': 'cope(npos_max=6)',
+  'rope2d': 'rope2d(width=5)',
 }
 PARAMETERS = {
-  **dict.fromkeys(('nope', 'sinusoidal', 'rope', 'alibi', 'sandwich'), set()),
+  **dict.fromkeys(('nope', 'sinusoidal', 'rope', 'rope2d', 'xpos', 'alibi', 'sandwich'), set()),
   'learned': {'table'},
   't5': {'table'},
   'kerple_log': {'r1', 'r2'},
@@ -43,7 +44,10 @@ METHOD_SPEC = {
   'longrope': lambda pairs: f'longrope(long={(1.5,) * pairs}, onset=3)',
   'longrope_dynamic': lambda pairs: f'longrope_dynamic(long={(1.5,) * pairs}, factor=4)',
 }
-FORMS = [SPEC.get(name, name) for name in SCHEMES] + ['rope(window=7)', 'rope(ssmax=True)']
+FORMS = [SPEC.get(name, name) for name in SCHEMES] + [
+  'rope(window=7)', 'rope(ssmax=True)', 'rope(fraction=0.5)', 'rope(proportion=0.5)', 'xpos(bca=True)',
+  'learned(oob="interpolate")',
+]  # fmt: skip
 
 
 class Model:
@@ -139,7 +143,7 @@ def test_1_every_earlier_token_matters(model, scheme):
 
   x_BTD = jax.random.normal(jax.random.key(2), (2, T, CONFIG.d_model))
   seen = jnp.abs(jax.grad(last)(x_BTD)).max(-1) > 0
-  np.testing.assert_array_equal(seen, np.broadcast_to(np.arange(T)[::-1] < slot.window, seen.shape))
+  np.testing.assert_array_equal(seen, np.broadcast_to(np.arange(T)[::-1] < pos.window_T[-1], seen.shape))
 
 
 @each_combination
@@ -170,7 +174,7 @@ def test_4_shift_of_all_positions(model, scheme):
   m = model(scheme)
   (pos,) = m.positions('none')
   # A table has no row to shift to; turned round, each of its positions is another one.
-  shifted = pos.replace(at_T=pos.at_T[::-1] if m.slots[0].max_len else pos.at_T + 3.0)
+  shifted = pos.replace(at_T=pos.at_T[::-1] if m.slots[0].name == 'learned' else pos.at_T + 3.0)
   a, b = (m.nll(m.params, TOKENS, TARGETS, (p,), TILE) for p in (pos, shifted))
   if m.slots[0].relative:
     np.testing.assert_allclose(a, b, atol=2e-5)
@@ -208,6 +212,15 @@ def test_6_identity_within_the_training_length(model, scheme, method):
     same = jax.tree.map(np.array_equal, pos, m.positions('none', length)) if pos[0].far is None else False
     changed = changed or not jax.tree.all(same)
   assert changed == (METHODS[method] in WITHIN)
+
+
+@each_combination
+def test_6_no_frequency_out_of_nothing(model, scheme, method):
+  """A pair that a scheme does not rotate stays so: a method that starts from the base would set it turning."""
+  m = model(scheme)
+  if (pos := positions_or_skip(m, method)) is None:
+    return
+  np.testing.assert_array_equal(pos[0].inv_freq_P == 0, m.slots[0].inv_freq_P == 0)
 
 
 @each_scheme
