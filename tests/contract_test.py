@@ -7,25 +7,18 @@ import pytest
 from flax import nnx
 
 import posenc
+from forms import COMBINATIONS, FORMS, SPEC, method_of
 from models.attention import attend
 from models.lm import LM, ModelConfig
-from posenc import METHODS, SCHEMES, WITHIN, PosParam
+from posenc import METHODS, WITHIN, PosParam
 
 TRAIN_LEN, TILE = 10, 8
 T = 3 * TILE + 1  # three tiles and one token: a last tile that is almost all padding
 CONFIG = ModelConfig(layers=2, d_model=32, heads=4, kv_heads=2, tile=TILE, loss_chunk=TILE)
 VOCAB = 29
 
-# A scheme's string where its defaults do not fit these shapes; what its parameters are called in a checkpoint, for
-# those whose checkpoints exist: renaming one would orphan them. A new scheme needs neither line. Then forms that are
-# as good as schemes of their own, and a method's keywords where it has no meaning without.
-SPEC = {
-  't5': 't5(num_buckets=8, max_distance=16)',
-  'fire': 'fire(init_len=9)',
-  'shaw': 'shaw(clip=9)',
-  'cope': 'cope(npos_max=6)',
-  'rope2d': 'rope2d(width=5)',
-}
+# What a scheme's parameters are called in a checkpoint, for those whose checkpoints exist: renaming one would orphan
+# them. A new scheme needs no line.
 PARAMETERS = {
   **dict.fromkeys(('nope', 'sinusoidal', 'rope', 'rope2d', 'xpos', 'alibi', 'sandwich'), set()),
   'learned': {'table'},
@@ -40,14 +33,6 @@ PARAMETERS = {
   'pope': {'phase'},
   'dape': {'bias', 'w1', 'b1', 'w2'},
 }
-METHOD_SPEC = {
-  'longrope': lambda pairs: f'longrope(long={(1.5,) * pairs}, onset=3)',
-  'longrope_dynamic': lambda pairs: f'longrope_dynamic(long={(1.5,) * pairs}, factor=4)',
-}
-FORMS = [SPEC.get(name, name) for name in SCHEMES] + [
-  'rope(window=7)', 'rope(ssmax=True)', 'rope(fraction=0.5)', 'rope(proportion=0.5)', 'xpos(bca=True)',
-  'learned(oob="interpolate")',
-]  # fmt: skip
 
 
 class Model:
@@ -79,8 +64,7 @@ class Model:
     return nnx.merge(graphdef, jax.tree.map(lambda a: a[index], params)) if scheme.per_layer else scheme
 
   def positions(self, name, length=T):
-    method = METHOD_SPEC[name](len(self.slots[0].inv_freq_P)) if name in METHOD_SPEC else name
-    return posenc.positions(method, self.slots, self.train_len, length)
+    return posenc.positions(method_of(name, len(self.slots[0].inv_freq_P)), self.slots, self.train_len, length)
 
 
 @pytest.fixture(scope='module')
@@ -110,7 +94,6 @@ def own_parameters(scheme):
 
 TOKENS = jax.random.randint(jax.random.key(0), (2, T), 0, VOCAB)
 TARGETS = jax.random.randint(jax.random.key(1), (2, T), 0, VOCAB)
-COMBINATIONS = [(scheme, method) for scheme in FORMS for method in METHODS]
 each_scheme = pytest.mark.parametrize('scheme', FORMS)
 each_combination = pytest.mark.parametrize('scheme, method', COMBINATIONS)
 
