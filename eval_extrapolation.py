@@ -70,7 +70,8 @@ def main() -> int:
 
   # ---- the sweep
   slots = [config.build_scheme(text) for text in config.posenc]
-  for remark in posenc.remarks(methods, slots, config.train_len):
+  rule = config.build_rule(slots)
+  for remark in (*posenc.remarks(methods, slots, config.train_len), *rule.remarks()):
     print(f'note: {remark}')
   facts = {
     'posenc': list(config.posenc),
@@ -101,6 +102,7 @@ def main() -> int:
       methods,
       lengths,
       train_len=config.train_len,
+      rule=rule,
       bytes_per_token_V=data.tokenizer.bytes_per_token_V,
       facts=facts,
       progress=bar,

@@ -108,7 +108,7 @@ def write_events(directory: pathlib.Path, points: Sequence[Point]) -> None:
   for stale in (directory / 'tensorboard').glob('*/events.out.tfevents.*'):
     stale.unlink()
   for method in dict.fromkeys(p['method'] for p in points):
-    run = directory / 'tensorboard' / f'{points[0]["scheme"]} {method}'.replace('/', '_')
+    run = directory / 'tensorboard' / f'{_trained(points[0])} {method}'.replace('/', '_')
     with SummaryWriter(str(run)) as writer:
       for point in sorted((p for p in points if p['method'] == method), key=lambda p: p['length']):
         if point['outcome'] != 'unsupported':
@@ -121,15 +121,21 @@ def _floor(points: Sequence[Point]) -> dict[int, float]:
   return {p['length']: p['floor'] for p in sorted(points, key=lambda p: p['length']) if 'floor' in p}
 
 
-def _label(point: Point, several_schemes: bool) -> str:
-  return f'{point["scheme"]} {point["method"]}' if several_schemes else point['method']
+def _trained(point: Point) -> str:
+  """The scheme, and how it was trained where that is not at positions 0, 1, 2 ..."""
+  rule = point.get('positions', 'sequential')  # curves of before there were rules have none
+  return point['scheme'] if rule == 'sequential' else f'{point["scheme"]} {rule}'
+
+
+def _label(point: Point, several: bool) -> str:
+  return f'{_trained(point)} {point["method"]}' if several else point['method']
 
 
 def table(points: Sequence[Point], protocol: str = 'fixed_targets') -> str:
   """Perplexity by line and length, with the half width of its interval; the cost at 1x of methods that have one."""
   rows = [p for p in points if p['protocol'] == protocol]
   lengths = sorted({p['length'] for p in rows})
-  several = len({p['scheme'] for p in rows}) > 1
+  several = len({_trained(p) for p in rows}) > 1
   labels = list(dict.fromkeys(_label(p, several) for p in rows))
   at = {(_label(p, several), p['length']): p for p in rows}
   head = [protocol, *(f'{length / rows[0]["train_length"]:g}x' for length in lengths), 'cost at 1x']
@@ -169,7 +175,7 @@ def plot(path: pathlib.Path, points: Sequence[Point]) -> None:
   import matplotlib.figure  # no pyplot: it would look for a display
 
   protocols = list(dict.fromkeys(p['protocol'] for p in points))
-  several = len({p['scheme'] for p in points}) > 1
+  several = len({_trained(p) for p in points}) > 1
   train_len = points[0]['train_length']
   lengths = sorted({p['length'] for p in points})
   bottom, ceiling = _range(points)
@@ -199,8 +205,9 @@ def plot(path: pathlib.Path, points: Sequence[Point]) -> None:
     ax.set_title(protocol.replace('_', ' '), fontsize=10, loc='right')
     ax.grid(alpha=0.25)
   axes[0].set_ylabel('perplexity per token')
+  trained = '' if several or points[0].get('positions', 'sequential') == 'sequential' else f'{_trained(points[0])}\n'
   title = (
-    f'checkpoint {points[0]["checkpoint_step"]}\n95 % band at each length: t over documents,\n'
+    f'{trained}checkpoint {points[0]["checkpoint_step"]}\n95 % band at each length: t over documents,\n'
     'this checkpoint, not this scheme\ndashed: told its length (oracle)'
   )
   handles, names = axes[0].get_legend_handles_labels()

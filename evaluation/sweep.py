@@ -46,6 +46,7 @@ def sweep(
   lengths: Sequence[int],
   *,
   train_len: int,
+  rule: posenc.Rule,
   bytes_per_token_V: np.ndarray,
   facts: dict[str, Any],
   progress: Any,
@@ -59,7 +60,7 @@ def sweep(
   """
   # Lengths are the outer loop: a program is compiled, serves every method and protocol, and is not needed again. 1x is
   # first, because shorter lengths are compared with it too.
-  follows = {m: posenc.follows_length(m, schemes, train_len) for m in methods}
+  follows = {m: posenc.follows_length(m, schemes, train_len, rule=rule) for m in methods}
   first: dict[str, np.ndarray] = {}
   for length in sorted(lengths, key=lambda n: (n != train_len, n)):
     points: dict[tuple[str, str], Point] = {}
@@ -67,7 +68,7 @@ def sweep(
     none: dict[str, np.ndarray] = {}
     for method in methods:
       try:
-        pos = posenc.positions(method, schemes, train_len, length)
+        pos = posenc.positions(method, schemes, train_len, length, rule=rule)
         key, reason = positions_hash(pos), None
       except posenc.Unsupported as unsupported:
         pos, key, reason = None, '', str(unsupported)
@@ -76,6 +77,7 @@ def sweep(
         low, high = plan.contexts(protocol, length)
         point = points[protocol, method] = {
           'scheme': ' '.join(facts['posenc']),
+          'positions': rule.text,
           'method': method,
           'follows_length': follows[method],
           'train_length': train_len,

@@ -48,7 +48,7 @@ class Positions:
   everything else speaks of positions. Methods compute in numpy float64; `posenc.positions` casts to float32 once.
   """
 
-  at_T: Any  # position of each token; integers in every shipped rule
+  at_T: Any  # position of each token; integers in every shipped rule. [repeats, T]: of each layer of a slot
   inv_freq_P: Any  # frequencies in force, radians per position
   onset: Any  # []: tokens before it keep the trained frequencies (LongRoPE's n-hat)
   logit_scale_T: Any  # factor on the logits, per query (YaRN: attention factor squared)
@@ -101,6 +101,11 @@ class PositionScheme(nnx.Module):
     """Whether attention depends on where the tokens stand, so that a second position map changes something."""
     cls = type(self)
     return cls.rotate is not PositionScheme.rotate or cls.score is not PositionScheme.score
+
+  @property
+  def reads_positions(self) -> bool:
+    """Whether where the tokens stand changes anything: attention, or what is added to the embeddings."""
+    return self.reads_distance or type(self).embed is not PositionScheme.embed
 
   def plain(self, length: int) -> Positions:
     """Positions 0, 1, 2 ... as trained, float64: what scaling methods start from."""

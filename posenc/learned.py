@@ -48,7 +48,7 @@ class Learned(PositionScheme):
 
   def plain(self, length):
     pos = super().plain(length)
-    if length <= self.rows:
+    if self.oob == 'error' or length <= self.rows:
       return pos
     return dataclasses.replace(pos, at_T=np.arange(length) * (self.rows - 1) / (length - 1))
 

@@ -234,6 +234,21 @@ def test_8_no_shared_references(pattern):
 
 
 @each_scheme
+def test_9_whether_positions_are_read(model, scheme):
+  """What a scheme says of itself decides which training-time positions a config may have. Rolled: Sandwich is even."""
+  m = model(scheme)
+  (pos,) = m.positions('none')
+  turned = pos.replace(at_T=jnp.roll(pos.at_T, 3))
+  same = np.array_equal(*(m.nll(m.params, TOKENS, TARGETS, (p,), TILE) for p in (pos, turned)))
+  assert m.slots[0].reads_positions == (not same)
+  slot = m.layer(0)
+  q, k, v = (jax.random.normal(jax.random.key(i), (2, T, n, CONFIG.width)) for i, n in enumerate((4, 2, 2)))
+  state = slot.token_state(jax.random.normal(jax.random.key(9), (2, T, CONFIG.d_model)), pos)
+  same = np.array_equal(*(attend(q, k, v, slot, p, state, tile=TILE) for p in (pos, turned)))
+  assert slot.reads_distance == (not same)
+
+
+@each_scheme
 def test_12_state_is_parameters_only(model, scheme):
   """A numpy constant stored on a module becomes state: it would be trained, decayed and saved."""
   lm = LM(CONFIG, (scheme,), vocab_size=VOCAB, train_len=T, rngs=nnx.Rngs(0))

@@ -56,7 +56,7 @@ def test_the_method_is_one_that_composes_and_refuses(readme, monkeypatch):
 
 
 def test_every_scheme_and_method_is_in_the_tables(readme):
-  for name in (*posenc.SCHEMES, *posenc.METHODS):
+  for name in (*posenc.SCHEMES, *posenc.METHODS, *posenc.RULES):
     assert re.search(rf'^\| .*`{name}[`(]', readme, re.M), name
 
 

@@ -233,6 +233,12 @@ def test_the_table_of_several_schemes_names_them():
   assert [line.split('  ')[0] for line in report.table(points).splitlines()[1:]] == ['rope none', 'alibi none']
 
 
+def test_the_table_names_the_positions_of_training():
+  points = [point(positions='sequential'), point(positions='pose(target_len=64)', scheme='alibi')]
+  labels = ['rope none', 'alibi pose(target_len=64) none']
+  assert [line.split('  ')[0] for line in report.table(points).splitlines()[1:]] == labels
+
+
 def test_the_table_is_of_one_protocol():
   points = [point(), point(protocol='non_overlapping', nll=3.0)]
   assert '7.389' in report.table(points) and '20.09' in report.table(points, 'non_overlapping')
@@ -319,6 +325,13 @@ def test_the_floor_is_one_grey_line_for_all_methods(drawn):
   assert [t.get_text() for t in figure.legends[0].get_texts()].count(report.FLOOR) == 1
   (ax,) = drawn(curve()).axes
   assert not lines(ax, report.FLOOR)
+
+
+def test_the_legend_names_the_positions_of_training(drawn):
+  titles = [
+    drawn(curve(**rule)).legends[0].get_title().get_text() for rule in ({}, {'positions': 'pose(target_len=64)'})
+  ]
+  assert [title.split('\n')[0] for title in titles] == ['checkpoint 100', 'rope pose(target_len=64)']
 
 
 def test_failures_sit_on_the_edge_as_triangles(drawn):

@@ -32,9 +32,9 @@ FACTS = {
 }
 # Everything needed to repeat a point, and to refuse to compare it with another.
 FIELDS = {
-  'scheme', 'method', 'train_length', 'length', 'protocol', 'nll', 'ppl', 'bits_per_byte', 'tokens', 'documents',
-  'ci_low', 'ci_high', 'interval', 'seed', 'tokens_seen', 'params', 'learning_rate', 'context_min', 'context_max', 'T',
-  'bos', 'targets_hash', 'positions_hash', 'corpus_sha256', 'checkpoint_step',
+  'scheme', 'positions', 'method', 'train_length', 'length', 'protocol', 'nll', 'ppl', 'bits_per_byte', 'tokens',
+  'documents', 'ci_low', 'ci_high', 'interval', 'seed', 'tokens_seen', 'params', 'learning_rate', 'context_min',
+  'context_max', 'T', 'bos', 'targets_hash', 'positions_hash', 'corpus_sha256', 'checkpoint_step',
 }  # fmt: skip
 DIFFERENCES = {f'vs_{a}{b}' for a in ('none', '1x') for b in ('', '_low', '_high')}
 
@@ -91,8 +91,9 @@ def schemes(*texts):
 
 
 def run(
-  scorer, methods=('none',), lengths=LENGTHS, slots=('rope',), plan=None, bytes_V=BYTES_V, bar=None, floor=None, **facts
-):
+  scorer, methods=('none',), lengths=LENGTHS, slots=('rope',), plan=None, bytes_V=BYTES_V, bar=None, floor=None,
+  rule='sequential', **facts
+):  # fmt: skip
   plan = plan or make_plan()
   parts = sweep(
     scorer,
@@ -101,6 +102,7 @@ def run(
     methods,
     lengths,
     train_len=TRAIN_LEN,
+    rule=posenc.build_rule(rule, schemes(*slots), train_len=TRAIN_LEN, layers=len(slots)),
     bytes_per_token_V=bytes_V,
     facts={**FACTS, 'posenc': list(slots), **facts},
     progress=bar or Bar(),
@@ -171,6 +173,21 @@ def test_the_order_of_lengths_changes_nothing():
   assert at(rising, 'dynamic_ntk', 128)['nll'] != at(rising, 'none', 128)['nll']
   alone = run(scorer, ('none', 'dynamic_ntk'), (16,), plan=plan)
   assert at(alone, 'dynamic_ntk', 16)['nll_documents'] == at(falling, 'dynamic_ntk', 16)['nll_documents']
+
+
+def test_the_rule_of_training_places_the_tokens_of_every_point():
+  rule = 'randomized(max_len=64)'
+  fake = Fake(lambda d, n, pos: float(pos[0].at_T[-1]))
+  points = run(fake, ('none', 'pi'), (16, 32, 128), rule=rule)
+  assert {p['positions'] for p in points} == {rule}
+  placed = posenc.build_rule(rule, schemes('rope'), train_len=TRAIN_LEN, layers=1)
+  for length in (16, 32):
+    last = placed.evaluate(length)[0][-1]
+    assert last > length - 1
+    assert at(points, 'none', length)['nll'] == at(points, 'pi', length)['nll'] == last
+    assert at(points, 'none', length)['follows_length']
+  assert (at(points)['outcome'], at(points)['reason']) == ('unsupported', 'randomized has 64 positions, asked for 128')
+  assert at(run(fake))['positions'] == 'sequential'
 
 
 def test_followers_of_the_length_are_marked():
