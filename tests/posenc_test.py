@@ -407,6 +407,24 @@ def test_a_second_map_needs_distances(method, scheme):
     assert posenc.positions(method, slot, 128, 512).far is not None
 
 
+def test_these_are_no_functions_of_the_distance():
+  """The exceptions to relative positions, each for a reason of its own: groups, first tokens, the query's own place."""
+  mapped, _ = distances('self_extend(group=4, window=8)', 64)
+  assert mapped[20, 5] != mapped[23, 8]  # i modulo G matters
+  rerope, _ = distances('rerope(w=8)', 64)
+  assert rerope[20, 5] == rerope[23, 8]
+  scheme = rope()
+  for onset, same_logit in ((0, True), (4, False)):
+    pos = posenc.positions(f'longrope(long={(4.0,) * 16}, onset={onset})', scheme, 128, 256)
+    x = jnp.ones((1, 256, 1, 32))
+    q, k = scheme.rotate(x, x, pos)
+    near, shifted = (float((q[0, i] * k[0, i - 3]).sum()) for i in (5, 105))  # key 2 lies below the onset, key 102 not
+    assert (abs(near - shifted) < 1e-3) == same_logit
+  fire, at = build('fire(init_len=8)'), jnp.arange(64.0)
+  bias = np.asarray(fire.bias(at, at))
+  assert abs(bias[:, 20, 5] - bias[:, 50, 35]).max() > 1e-4
+
+
 def test_a_window_follows_the_trained_one():
   """Without a number: the window of the scheme, else the training length."""
   for text, want in (('rope', 128), ('rope(window=9)', 9)):
