@@ -418,7 +418,7 @@ def test_these_are_no_functions_of_the_distance():
     pos = posenc.positions(f'longrope(long={(4.0,) * 16}, onset={onset})', scheme, 128, 256)
     x = jnp.ones((1, 256, 1, 32))
     q, k = scheme.rotate(x, x, pos)
-    near, shifted = (float((q[0, i] * k[0, i - 3]).sum()) for i in (5, 105))  # key 2 lies below the onset, key 102 not
+    near, shifted = (float((q[0, i] * k[0, i - 3]).sum()) for i in (6, 106))  # key 3 lies below the onset, key 103 not
     assert (abs(near - shifted) < 1e-3) == same_logit
   fire, at = build('fire(init_len=8)'), jnp.arange(64.0)
   bias = np.asarray(fire.bias(at, at))
