@@ -88,7 +88,6 @@ COUNTS = {
   'alibi_slopes': {'slopes/': 20, 'bias/': 4},
   't5_buckets': {'causal/': 8, 'bidirectional/': 1},
   'bias_kerple_fire_sandwich': {'kerple_log': 1, 'kerple_power': 1, 'fire/c': 3, 'fire/dape': 1, 'sandwich/': 2},
-  'pose': {'pose/': 1},
   'shaw': {'index/': 2, 'attention/': 1},
   'cope': {'ram/': 4, 'x_transformers/': 2, 'dape/': 2, 'x_transformers_unmasked_gates/': 2},
   'fox_pope_dape': {'fox/fla': 1, 'fox/x_transformers': 1, 'fox/decay_time/': 2, 'pope/': 2, 'dape/': 3},

@@ -138,7 +138,7 @@ def test_pose_skips_grow_uniformly():
   assert len(share) > 1900 and np.mean(share) == pytest.approx(0.5, abs=0.03)
 
 
-@each('pose')
+@each('attn_modifiers', 'pose/')
 def test_pose_of_the_released_code(case):
   """Their draws, made again with Python's generator in their order, are where our positions come from."""
   context, target = (case['inputs'][f'{k}_max_position_embeddings'] for k in ('model', 'scaled'))
