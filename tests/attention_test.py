@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 import posenc
-from forms import SPEC
+from forms import SPEC, jit
 from models.attention import MASKED, Masks, Side, Where, _walk, attend, attend_tiles
 from posenc import SCHEMES, Far, PositionScheme, PosParam
 from posenc.base import Dims
@@ -111,7 +111,7 @@ def one(attention, scheme, pos, state=(), tile=8, kv=K):
     o = attention(q, k, v, nnx.merge(graphdef, params), pos, state, **tiles)
     return (o * do).sum(), o
 
-  return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3, 4), has_aux=True))(q, k, v, state, params)
+  return jit(jax.grad(loss, argnums=(0, 1, 2, 3, 4), has_aux=True))(q, k, v, state, params)
 
 
 def both(scheme, pos, state=(), tile=8, kv=K):

@@ -1,5 +1,7 @@
 """What every scheme and every method must hold, whichever they are: a new line in SCHEMES or METHODS is tested here."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,14 +9,15 @@ import pytest
 from flax import nnx
 
 import posenc
-from forms import COMBINATIONS, FORMS, SPEC, method_of
+from forms import COMBINATIONS, FORMS, SPEC, jit, method_of
 from models.attention import attend
 from models.lm import LM, ModelConfig
 from posenc import METHODS, WITHIN, PosParam
 
 TRAIN_LEN, TILE = 10, 8
 T = 3 * TILE + 1  # three tiles and one token: a last tile that is almost all padding
-CONFIG = ModelConfig(layers=2, d_model=32, heads=4, kv_heads=2, tile=TILE, loss_chunk=TILE)
+# One layer, logits in one chunk: compiling is what this file spends its time on.
+CONFIG = ModelConfig(layers=1, d_model=32, heads=4, kv_heads=2, tile=TILE, loss_chunk=T)
 VOCAB = 29
 
 # What a scheme's parameters are called in a checkpoint, for those whose checkpoints exist: renaming one would orphan
@@ -54,8 +57,18 @@ class Model:
       self.traces += 1
       return nnx.merge(self.graphdef, params).nll(tokens, targets, pos, tile=tile)
 
-    self.nll = jax.jit(nll, static_argnames='tile')
-    self.grad = jax.jit(jax.grad(lambda *args: nll(*args).sum()), static_argnums=4)
+    self.nll = jit(nll, static_argnames='tile')
+    self.grad = jit(jax.grad(lambda *args: nll(*args).sum()), static_argnums=4)
+
+    def attention(params, q, k, v, pos, state):
+      return attend(q, k, v, nnx.merge(self.layer_graphdef, params), pos, state, tile=TILE)
+
+    self.layer_graphdef = nnx.graphdef(self.layer(0))
+    self.attention = jit(attention)
+
+  def attend(self, q, k, v, pos, state):
+    """Of the first layer's scheme."""
+    return self.attention(nnx.state(self.layer(0)), q, k, v, pos, state)
 
   def layer(self, index):
     """The scheme as a layer sees it: its own, where the scheme is one per layer."""
@@ -125,7 +138,7 @@ def test_1_every_earlier_token_matters(model, scheme):
     return (attend(q, k, k, slot, pos, state, tile=TILE)[:, -1] ** 2).sum()
 
   x_BTD = jax.random.normal(jax.random.key(2), (2, T, CONFIG.d_model))
-  seen = jnp.abs(jax.grad(last)(x_BTD)).max(-1) > 0
+  seen = jnp.abs(jit(jax.grad(last))(x_BTD)).max(-1) > 0
   np.testing.assert_array_equal(seen, np.broadcast_to(np.arange(T)[::-1] < pos.window_T[-1], seen.shape))
 
 
@@ -144,11 +157,11 @@ def test_2_tile_invariance(model, scheme, method):
 @each_scheme
 def test_3_gqa_is_mha_with_repeated_heads(model, scheme):
   m = model(scheme)
-  slot, pos = m.layer(1), m.positions('none')[0]
+  slot, pos = m.layer(0), m.positions('none')[0]
   q, k, v = (jax.random.normal(jax.random.key(i), (2, T, n, CONFIG.width)) for i, n in enumerate((4, 2, 2)))
   state = slot.token_state(jax.random.normal(jax.random.key(9), (2, T, CONFIG.d_model)), pos)
-  want = attend(q, jnp.repeat(k, 2, 2), jnp.repeat(v, 2, 2), slot, pos, state, tile=TILE)
-  np.testing.assert_allclose(attend(q, k, v, slot, pos, state, tile=TILE), want, atol=1e-6)
+  want = m.attend(q, jnp.repeat(k, 2, 2), jnp.repeat(v, 2, 2), pos, state)
+  np.testing.assert_allclose(m.attend(q, k, v, pos, state), want, atol=1e-6)
 
 
 @each_scheme
@@ -217,7 +230,7 @@ def test_7_one_compilation_per_length(model, scheme):
         pos = m.positions(method, length)
       except posenc.Unsupported:
         continue
-      m.nll(m.params, TOKENS[:, :length], TARGETS[:, :length], pos, TILE)
+      m.nll.lower(m.params, TOKENS[:, :length], TARGETS[:, :length], pos, TILE)  # a new signature is a new program
       programs.add((length, pos[0].far is None))
   assert m.traces == len(programs)
 
@@ -225,7 +238,8 @@ def test_7_one_compilation_per_length(model, scheme):
 @pytest.mark.parametrize('pattern', [(form,) for form in FORMS] + [('rope', 'nope'), ('rope', 'rope')])
 def test_8_no_shared_references(pattern):
   """One Variable, one path: sharing would break NNX's tree mode, and a checkpoint would hold it once or twice."""
-  lm = LM(CONFIG, pattern, vocab_size=VOCAB, train_len=T, rngs=nnx.Rngs(0))
+  two_layers = dataclasses.replace(CONFIG, layers=2)
+  lm = LM(two_layers, pattern, vocab_size=VOCAB, train_len=T, rngs=nnx.Rngs(0))
   variables = [v for _, v in nnx.iter_graph(lm) if isinstance(v, nnx.Variable)]
   assert len({id(v) for v in variables}) == len(variables)
   assert len(variables) == len(jax.tree.leaves(nnx.to_pure_dict(nnx.state(lm))))
@@ -244,7 +258,7 @@ def test_9_whether_positions_are_read(model, scheme):
   slot = m.layer(0)
   q, k, v = (jax.random.normal(jax.random.key(i), (2, T, n, CONFIG.width)) for i, n in enumerate((4, 2, 2)))
   state = slot.token_state(jax.random.normal(jax.random.key(9), (2, T, CONFIG.d_model)), pos)
-  same = np.array_equal(*(attend(q, k, v, slot, p, state, tile=TILE) for p in (pos, turned)))
+  same = np.array_equal(*(m.attend(q, k, v, p, state) for p in (pos, turned)))
   assert slot.reads_distance == (not same)
 
 

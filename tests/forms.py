@@ -1,5 +1,9 @@
 """Every scheme and every method as small tests want them: one string each."""
 
+import functools
+
+import jax
+
 from posenc import METHODS, SCHEMES
 
 # A scheme's string where its defaults do not fit ten tokens of training and heads of width 8. A new one needs no line.
@@ -16,6 +20,12 @@ FORMS = [SPEC.get(name, name) for name in SCHEMES] + [
   'rope(window=7)', 'rope(ssmax=True)', 'rope(fraction=0.5)', 'rope(proportion=0.5)', 'xpos(bca=True)',
   'learned(oob="interpolate")',
 ]  # fmt: skip
+
+
+# For tests that compile for seconds and run for milliseconds: half of the time to compile, the same mathematics.
+jit = functools.partial(
+  jax.jit, compiler_options={'xla_backend_optimization_level': 0, 'xla_llvm_disable_expensive_passes': True}
+)
 
 
 def method_of(name: str, pairs: int) -> str:
