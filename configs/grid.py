@@ -2,15 +2,21 @@
 
 COMMAND   python train.py --config=configs/grid.py:rope --workdir=runs/grid/rope
           python eval_extrapolation.py --workdir=runs/grid/rope
-ROW, COL  --config=configs/grid.py:rope2d, where the scheme is there: its width of 17 is a row and its newline
+ROW, COL  python train.py --config=configs/grid.py --config.posenc='rope2d(width=17)' --workdir=runs/grid/rope2d
+BASES     --config.posenc='rope(base=100.0)' and --config.posenc='rope2d(width=17, base=100.0)'
 HARDER    --config.data.corpus='grid(rule=150)': all three neighbours, not two
 
 Trained on windows of 16 rows. BOS stands in the column of the newline before, so that a token's index is its row x 17 +
 its column in every window.
 
-MEASURED, 2026-11-30, `rope`, one seed, on 2 cores of an AMD EPYC shared with other work (2.2 minutes of CPU time for
-the training, 0.4 for the sweep of these two): fixed targets at 0.25x, 0.5x, 1x, 2x, 4x: none 1.215 1.215 1.215 2.27
-5.90, yarn 1.215 1.215 1.215 6.67 6.97, floor 1.205 (half widths 0.02 at 1x, 0.25 at 4x).
+MEASURED, 2026-11-30, one seed each, on 2 cores of an AMD EPYC shared with other work (2.2 minutes of CPU time for a
+training, 0.4 for a sweep), fixed targets, perplexity; the floor is 1.205 at every length:
+                        16 rows (1x)     32 rows        64 rows
+  rope2d                1.215 +-0.019    1.597 +-0.046  3.73 +-0.14
+  rope                  1.215 +-0.019    2.267 +-0.036  5.90 +-0.24
+  rope2d(base=100.0)    1.215 +-0.019    1.225 +-0.020  3.28 +-0.15
+  rope(base=100.0)      1.215 +-0.019    1.270 +-0.023  1.758 +-0.055
+  rope, yarn            1.215 +-0.019    6.67 +-0.19    6.97 +-0.26
 """
 
 from configs import schema
