@@ -17,6 +17,7 @@ from evaluation.sweep import Point, exp
 KEY = ('protocol', 'length', 'method', 'checkpoint_step', 'targets_hash')
 SCALARS = ('ppl', 'nll', 'bits_per_byte')
 FLOOR = 'theoretical floor'
+MARKERS = 'osDv*'
 
 
 def _plain(value: Any) -> Any:
@@ -180,12 +181,15 @@ def plot(path: pathlib.Path, points: Sequence[Point]) -> None:
   lengths = sorted({p['length'] for p in points})
   bottom, ceiling = _range(points)
   labels = list(dict.fromkeys(_label(p, several) for p in points))
+  # Only what is drawn takes a colour, and after ten of them the marks change: no two lines look alike.
+  drawn = list(dict.fromkeys(_label(p, several) for p in points if p['outcome'] != 'unsupported'))
+  looks = {label: (f'C{i % 10}', MARKERS[i // 10 % len(MARKERS)]) for i, label in enumerate(drawn)}
   figure = matplotlib.figure.Figure(figsize=(5.2 * len(protocols) + 2.2, 4.4), layout='constrained')
   axes = figure.subplots(1, len(protocols), squeeze=False, sharey=True)[0]
   for ax, protocol in zip(axes, protocols):
-    for i, label in enumerate(labels):
+    for label in labels:
       line = [p for p in points if p['protocol'] == protocol and _label(p, several) == label]
-      _line(ax, sorted(line, key=lambda p: p['length']), label, f'C{i % 10}', ceiling)
+      _line(ax, sorted(line, key=lambda p: p['length']), label, looks.get(label, ('C0', 'o')), ceiling)
     floor = _floor([p for p in points if p['protocol'] == protocol])
     if floor:
       ax.plot(list(floor), [exp(nats) for nats in floor.values()], color='0.5', lw=0.8, zorder=1, label=FLOOR)
@@ -231,7 +235,7 @@ def _contexts(points: Sequence[Point], protocol: str) -> str:
   return f'L-{scored} .. L-1' if protocol == 'fixed_targets' else '0 .. L-1'
 
 
-def _line(ax: Any, line: Sequence[Point], label: str, colour: str, ceiling: float) -> None:
+def _line(ax: Any, line: Sequence[Point], label: str, look: tuple[str, str], ceiling: float) -> None:
   """One method's curve and band; what lies above `ceiling`, or diverged, is a triangle on the edge."""
   shown = [p for p in line if p['outcome'] != 'unsupported']
   if not shown:
@@ -240,8 +244,9 @@ def _line(ax: Any, line: Sequence[Point], label: str, colour: str, ceiling: floa
     return
   x = np.array([p['length'] for p in shown])
   y = np.array([p['ppl'] if p['outcome'] == 'ok' else np.inf for p in shown])
+  colour, marker = look
   style = '--' if shown[0]['follows_length'] else '-'
-  ax.plot(x, np.minimum(y, ceiling), style, marker='o', ms=3, color=colour, label=label)
+  ax.plot(x, np.minimum(y, ceiling), style, marker=marker, ms=3, color=colour, label=label)
   over = y > ceiling
   if over.any():  # an empty unclipped line has an infinite box, which breaks the layout
     ax.plot(x[over], np.full(over.sum(), ceiling), '^', ms=7, color=colour, clip_on=False)

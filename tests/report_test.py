@@ -334,6 +334,14 @@ def test_the_legend_names_the_positions_of_training(drawn):
   assert [title.split('\n')[0] for title in titles] == ['checkpoint 100', 'rope pose(target_len=64)']
 
 
+def test_no_two_lines_look_alike(drawn):
+  """More methods than colours, and one that is not drawn and takes none."""
+  methods = ('none', *(f'pi(factor={i + 2})' for i in range(23)))
+  (ax,) = drawn([unsupported('ntk', 64), *curve(methods)]).axes
+  looks = [(x.get_color(), x.get_marker()) for x in ax.get_lines() if x.get_label().startswith(('none', 'pi('))]
+  assert len(looks) == len(set(looks)) == 24
+
+
 def test_failures_sit_on_the_edge_as_triangles(drawn):
   """inf and nan are no gaps that look like the end of a sweep."""
   points = [point('none', n, 2.0) for n in LENGTHS]
