@@ -60,6 +60,7 @@ def main() -> int:
     bos=config.data.bos,
     bos_id=data.tokenizer.bos,
     corpus_sha256=data.sha256,
+    stride=data.stride,
   )
   make = functools.partial(config.build_model, data.tokenizer.vocab_size)
   graphdef, shapes = abstract(make)
@@ -69,7 +70,8 @@ def main() -> int:
 
   # ---- the sweep
   slots = [config.build_scheme(text) for text in config.posenc]
-  for remark in posenc.remarks(methods, slots, config.train_len):
+  rule = config.build_rule(slots)
+  for remark in (*posenc.remarks(methods, slots, config.train_len), *rule.remarks()):
     print(f'note: {remark}')
   facts = {
     'posenc': list(config.posenc),
@@ -100,9 +102,11 @@ def main() -> int:
       methods,
       lengths,
       train_len=config.train_len,
+      rule=rule,
       bytes_per_token_V=data.tokenizer.bytes_per_token_V,
       facts=facts,
       progress=bar,
+      floor=data.floor,
     )
     for part in parts:  # written as it comes: a killed sweep keeps the lengths that it has measured
       points, differed = report.write(workdir / 'extrapolation', part, keep=kept is None)

@@ -11,6 +11,7 @@ import pathlib
 import signal
 
 import jax
+import numpy as np
 from absl import flags
 from flax import nnx
 from ml_collections import config_flags
@@ -38,16 +39,17 @@ def main() -> int:
   config = Config.from_dict(CONFIG.value.to_dict())
   workdir = pathlib.Path(WORKDIR.value).absolute()
   data = config.load_data()
-  cut_as = {'bos': config.data.bos, 'bos_id': data.tokenizer.bos}
+  cut_as = {'bos': config.data.bos, 'bos_id': data.tokenizer.bos, 'stride': data.stride}
   windows = TrainWindows(data.splits.train, config.train_len, **cut_as, seed=config.seed)
   slots = [config.build_scheme(text) for text in config.posenc]
-  remarks = posenc.remarks((), slots, config.train_len)
+  rule = config.build_rule(slots)
+  remarks = [*posenc.remarks((), slots, config.train_len), *rule.remarks()]
   train_pos = posenc.positions('none', slots, config.train_len, config.train_len)
   held_out = {}
   for multiple in config.log.validate_multiples:
     length = config.tokens(multiple)
     try:
-      pos = posenc.positions('none', slots, config.train_len, length)
+      pos = posenc.positions('none', slots, config.train_len, length, rule=rule)
     except posenc.Unsupported as reason:
       remarks.append(f'no validation at {multiple:g}x: {reason}')
     else:
@@ -86,7 +88,10 @@ def main() -> int:
     arrays = windows.batch(step, config.optimizer.accumulate * config.batch)
     shape = (config.optimizer.accumulate, config.batch, config.train_len)
     batch = [jax.device_put(a.reshape(shape), split_batch(mesh, axis=1)) for a in arrays]
-    return batch, int(data.tokenizer.bytes_per_token_V[arrays[1]].sum())
+    at = rule.train(config.seed, step)
+    if at is not None:
+      at = jax.device_put(tuple(a.astype(np.float32) for a in at), whole(mesh))
+    return (*batch, step, at), int(data.tokenizer.bytes_per_token_V[arrays[1]].sum())
 
   # ---- what the run says
   log = RunLog(str(workdir / 'tensorboard' / 'train'), start=start, total=config.steps)
@@ -132,7 +137,7 @@ def main() -> int:
   done, pending, stopping = start, None, False
   while done < config.steps and not stopping:
     batch, n_bytes = batch_at(done)
-    state, metrics = train_step(state, *batch, done)
+    state, metrics = train_step(state, *batch)
     done += 1
     if pending:
       report(*pending)

@@ -8,7 +8,7 @@ import ast
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import ml_collections
@@ -18,7 +18,7 @@ import posenc
 from data import Data, DataConfig, load_data
 from evaluation.plan import EvalConfig
 from models.lm import LM, ModelConfig, check_pattern
-from posenc import PositionScheme
+from posenc import PositionScheme, Rule
 from spec import SpecError, one_of
 from training.optimizer import OptimizerConfig
 
@@ -46,12 +46,14 @@ class LogConfig:
 class Config:
   """One run: what is trained on what, for how long, and how it is evaluated afterwards.
 
-  posenc: a scheme, or a tuple of schemes that repeats over the layers. methods: what a sweep evaluates by default.
-  train_len: tokens in a training window. max_multiple: the longest length a sweep of this run may ask for, in units of
-  train_len; it fixes which documents are held out and which tokens are scored. batch: windows per micro-batch.
+  posenc: a scheme, or a tuple of schemes that repeats over the layers. positions: where tokens stand in training, a
+  rule of posenc/sampling.py. methods: what a sweep evaluates by default. train_len: tokens in a training window.
+  max_multiple: the longest length a sweep of this run may ask for, in units of train_len; it fixes which documents are
+  held out and which tokens are scored. batch: windows per micro-batch.
   """
 
   posenc: tuple[str, ...] = ('rope',)
+  positions: str = 'sequential'
   # One of each kind: all of METHODS would take three times as long, and some need numbers that only a search gives.
   methods: tuple[str, ...] = (
     'none',
@@ -91,10 +93,12 @@ class Config:
     with _naming('posenc'):
       slots = [self.build_scheme(text) for text in self.posenc]
     check_pattern(self.model, slots)
+    with _naming('positions'):
+      rule = self.build_rule(slots)
     for method in self.methods:
       # Unsupported is no error: the sweep records it as the outcome of the method's points.
       with _naming('methods'), contextlib.suppress(posenc.Unsupported):
-        posenc.positions(method, slots, self.train_len, self.train_len)
+        posenc.positions(method, slots, self.train_len, self.train_len, rule=rule)
     targets = self.eval.targets(self.train_len)
     fields = {'eval.multiples': self.eval.multiples, 'log.validate_multiples': self.log.validate_multiples}
     for field, multiple in ((field, multiple) for field, multiples in fields.items() for multiple in multiples):
@@ -124,10 +128,21 @@ class Config:
       rngs=nnx.Rngs(0),
     )
 
+  def build_rule(self, slots: Sequence[PositionScheme]) -> Rule:
+    """Where tokens stand in training, for `slots` as `build_scheme` makes them."""
+    return posenc.build_rule(self.positions, slots, train_len=self.train_len, layers=self.model.layers)
+
   def load_data(self) -> Data:
     """The corpus, split so that every test document serves the longest length a sweep of this run may ask for."""
     shortest = self.eval.min_test_tokens(self.train_len, self.max_multiple)
-    return load_data(self.data, train_len=self.train_len, min_test_tokens=shortest)
+    data = load_data(self.data, train_len=self.train_len, min_test_tokens=shortest, spans=self.eval.spans)
+    for multiple in self.eval.multiples:
+      if self.tokens(multiple) % data.stride:
+        raise SpecError(
+          f'config.eval.multiples: {multiple} x train_len = {self.tokens(multiple)} tokens: '
+          f'a multiple of {data.stride}, the stride of corpus {data.name!r}, is allowed'
+        )
+    return data
 
   def build_model(self, vocab_size: int) -> LM:
     return LM(self.model, self.posenc, vocab_size=vocab_size, train_len=self.train_len, rngs=nnx.Rngs(self.seed))

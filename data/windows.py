@@ -15,11 +15,17 @@ from data.split import TokenDocument
 BOS = ('window', 'document', 'none')
 
 
-def first_start(bos: str) -> int:
-  """The smallest `start` that `cut` accepts: without BOS the document's first token has nothing before it."""
+def first_start(bos: str, stride: int = 1) -> int:
+  """The smallest multiple of `stride` that `cut` accepts as `start`: without BOS the document's first token has nothing
+  before it."""
   if bos not in BOS:
     raise spec.SpecError(spec.one_of('bos', bos, BOS))
-  return 1 if bos == 'none' else 0
+  return stride if bos == 'none' else 0
+
+
+def visible(start: int, length: int, bos: str) -> np.ndarray:
+  """int[length]: how many text tokens stand before each target of the window that `cut` makes of these arguments."""
+  return np.arange(length) + (0 if bos == 'window' or start == 0 else 1)
 
 
 def cut(tokens_n: np.ndarray, start: int, length: int, bos: str, bos_id: int) -> tuple[np.ndarray, np.ndarray]:
@@ -58,13 +64,16 @@ class TrainWindows:
     length: tokens in a window.
     bos, bos_id: the policy and its token, see `cut`.
     seed: >= 0.
+    stride: windows start at its multiples, such as the rows of a grid.
   """
 
-  def __init__(self, documents: Sequence[TokenDocument], length: int, bos: str, bos_id: int, seed: int):
+  def __init__(
+    self, documents: Sequence[TokenDocument], length: int, bos: str, bos_id: int, seed: int, stride: int = 1
+  ):
     if length < 1 or seed < 0:
       raise spec.SpecError(f'length = {length}, seed = {seed}: length >= 1 and seed >= 0 are allowed')
-    self.length, self.bos, self.bos_id, self.seed = length, bos, bos_id, seed
-    self._first = first_start(bos)
+    self.length, self.bos, self.bos_id, self.seed, self._stride = length, bos, bos_id, seed, stride
+    self._first = first_start(bos, stride)
     fits = [d.tokens for d in documents if len(d.tokens) >= length + self._first]
     self.left_out = len(documents) - len(fits)
     self.left_out_tokens = sum(len(d.tokens) for d in documents) - sum(len(t) for t in fits)
@@ -75,7 +84,7 @@ class TrainWindows:
       )
     # The documents' own arrays and a running count of starts: one joined array would hold the corpus twice.
     self._tokens = fits
-    self._starts = np.cumsum([len(t) - length - self._first + 1 for t in fits])
+    self._starts = np.cumsum([(len(t) - length - self._first) // stride + 1 for t in fits])
 
   def batch(self, step: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
     """(inputs int32[batch, length], targets int32[batch, length]) of step >= 0."""
@@ -86,7 +95,7 @@ class TrainWindows:
     rng = np.random.Generator(np.random.Philox(key=np.array([self.seed, step], np.uint64)))
     place_B = rng.integers(self._starts[-1], size=batch)
     document_B = np.searchsorted(self._starts, place_B, side='right')
-    start_B = place_B - np.concatenate([[0], self._starts])[document_B] + self._first
+    start_B = (place_B - np.concatenate([[0], self._starts])[document_B]) * self._stride + self._first
     rows = [
       cut(self._tokens[d], s, self.length, self.bos, self.bos_id) for d, s in zip(document_B.tolist(), start_B.tolist())
     ]

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from data import TokenDocument, cut
-from data.windows import first_start
+from data.windows import first_start, visible
 from spec import SpecError, one_of
 
 
@@ -76,6 +76,7 @@ class Plan:
 
   Spans lie at document offset >= max_multiple * train_len, one in each of `spans` equal strata, where in the stratum
   drawn from a hash of (corpus, document, span) and never from the run's seed: every model is scored on the same tokens.
+  Every window begins at a multiple of `stride`, as those of training do.
   """
 
   def __init__(
@@ -88,14 +89,15 @@ class Plan:
     bos: str,
     bos_id: int,
     corpus_sha256: str,
+    stride: int = 1,
   ):
-    self.cfg, self.documents, self.bos, self.bos_id = cfg, documents, bos, bos_id
+    self.cfg, self.documents, self.bos, self.bos_id, self.stride = cfg, documents, bos, bos_id, stride
     self.longest = max_multiple * train_len
     self.targets = cfg.targets(train_len)
     self.spans = [
       (d, offset)
       for d, document in enumerate(documents)
-      for offset in _span_offsets(document, self.longest, cfg.spans, self.targets, corpus_sha256)
+      for offset in _span_offsets(document, self.longest, cfg.spans, self.targets, corpus_sha256, stride)
     ]
     spans = [[documents[d].name, offset] for d, offset in self.spans]
     whole = [self.longest, cfg.non_overlapping_docs]  # what the secondary protocol covers
@@ -111,11 +113,18 @@ class Plan:
       raise SpecError(one_of('protocol', protocol, PROTOCOLS))
     if not self.targets < length <= self.longest:
       raise SpecError(f'length = {length}: {self.targets + 1} to {self.longest} tokens are allowed')
+    if length % self.stride:
+      raise SpecError(f"length = {length}: a multiple of the corpus's stride, {self.stride}, is allowed")
     return PROTOCOLS[protocol](self, length)
 
   def contexts(self, protocol: str, length: int) -> tuple[int, int]:
     """Fewest and most positions to the left of a scored one: with BOS in every window, the text tokens it has seen."""
     return length - self.windows(protocol, length)[0].scored, length - 1
+
+  def seen(self, windows: Sequence[Window]) -> tuple[np.ndarray, np.ndarray]:
+    """(offset in its document, text tokens before it in its window) of every scored target, int[len(windows), T]."""
+    offset = np.stack([np.arange(w.start + w.length - w.scored, w.start + w.length) for w in windows])
+    return offset, np.stack([visible(w.start, w.length, self.bos)[-w.scored :] for w in windows])
 
   def tokens(self, windows: Sequence[Window]) -> tuple[np.ndarray, np.ndarray]:
     """(inputs, targets), each int32[len(windows), length]."""
@@ -124,17 +133,23 @@ class Plan:
     return np.stack(inputs), np.stack(targets)
 
 
-def _span_offsets(document: TokenDocument, longest: int, spans: int, targets: int, sha: str) -> list[int]:
-  """Where each span's first target stands: stratified, disjoint, fixed by what the document is."""
+def _span_offsets(document: TokenDocument, longest: int, spans: int, targets: int, sha: str, stride: int) -> list[int]:
+  """Where each span's first target stands: stratified, disjoint, fixed by what the document is.
+
+  Spans end at multiples of `stride`: a window of a multiple of it, up to the span's end, begins at one too.
+  """
   width = (len(document.tokens) - longest) // spans
-  if width < targets:
+  if width < targets + stride - 1:
     raise SpecError(
-      f'document {document.name!r} has {len(document.tokens)} tokens, {longest} + {spans} x {targets} are needed'
+      f'document {document.name!r} has {len(document.tokens)} tokens, '
+      f'{longest} + {spans} x {targets + stride - 1} are needed'
     )
   offsets = []
   for span in range(spans):
     digest = hashlib.sha256(f'{sha}/{document.name}/{span}'.encode()).digest()
-    offsets.append(longest + span * width + int.from_bytes(digest[:8], 'big') % (width - targets + 1))
+    first, last = -(-(longest + span * width + targets) // stride), (longest + span * width + width) // stride
+    end = first + int.from_bytes(digest[:8], 'big') % (last - first + 1)
+    offsets.append(end * stride - targets)
   return offsets
 
 
@@ -149,7 +164,7 @@ def non_overlapping(plan: Plan, length: int) -> list[Window]:
   What most papers report. Mean context grows with the length, so it falls even for a model that ignores the far context
   (the early-token curse). Where `length` divides the region no token is dropped; otherwise the tail is.
   """
-  first = first_start(plan.bos)
+  first = first_start(plan.bos, plan.stride)
   documents = plan.cfg.non_overlapping_docs or len(plan.documents)
   return [
     Window(d, first + i * length, length, length)

@@ -16,6 +16,7 @@ from evaluation.sweep import Point, exp
 # A point's identity: a second sweep replaces what it measures again and leaves the rest.
 KEY = ('protocol', 'length', 'method', 'checkpoint_step', 'targets_hash')
 SCALARS = ('ppl', 'nll', 'bits_per_byte')
+FLOOR = 'theoretical floor'
 
 
 def _plain(value: Any) -> Any:
@@ -107,7 +108,7 @@ def write_events(directory: pathlib.Path, points: Sequence[Point]) -> None:
   for stale in (directory / 'tensorboard').glob('*/events.out.tfevents.*'):
     stale.unlink()
   for method in dict.fromkeys(p['method'] for p in points):
-    run = directory / 'tensorboard' / f'{points[0]["scheme"]} {method}'.replace('/', '_')
+    run = directory / 'tensorboard' / f'{_trained(points[0])} {method}'.replace('/', '_')
     with SummaryWriter(str(run)) as writer:
       for point in sorted((p for p in points if p['method'] == method), key=lambda p: p['length']):
         if point['outcome'] != 'unsupported':
@@ -115,15 +116,26 @@ def write_events(directory: pathlib.Path, points: Sequence[Point]) -> None:
             writer.add_scalar(f'{point["protocol"]}/{tag}', point[tag], point['length'])
 
 
-def _label(point: Point, several_schemes: bool) -> str:
-  return f'{point["scheme"]} {point["method"]}' if several_schemes else point['method']
+def _floor(points: Sequence[Point]) -> dict[int, float]:
+  """Length -> nats, where the corpus's entropy is known. It belongs to the targets: one line for all methods."""
+  return {p['length']: p['floor'] for p in sorted(points, key=lambda p: p['length']) if 'floor' in p}
+
+
+def _trained(point: Point) -> str:
+  """The scheme, and how it was trained where that is not at positions 0, 1, 2 ..."""
+  rule = point.get('positions', 'sequential')  # curves of before there were rules have none
+  return point['scheme'] if rule == 'sequential' else f'{point["scheme"]} {rule}'
+
+
+def _label(point: Point, several: bool) -> str:
+  return f'{_trained(point)} {point["method"]}' if several else point['method']
 
 
 def table(points: Sequence[Point], protocol: str = 'fixed_targets') -> str:
   """Perplexity by line and length, with the half width of its interval; the cost at 1x of methods that have one."""
   rows = [p for p in points if p['protocol'] == protocol]
   lengths = sorted({p['length'] for p in rows})
-  several = len({p['scheme'] for p in rows}) > 1
+  several = len({_trained(p) for p in rows}) > 1
   labels = list(dict.fromkeys(_label(p, several) for p in rows))
   at = {(_label(p, several), p['length']): p for p in rows}
   head = [protocol, *(f'{length / rows[0]["train_length"]:g}x' for length in lengths), 'cost at 1x']
@@ -133,6 +145,9 @@ def table(points: Sequence[Point], protocol: str = 'fixed_targets') -> str:
     one = at.get((label, rows[0]['train_length']))
     difference = one.get('vs_none') if one else None
     body.append([label, *cells, f'{100 * (exp(difference) - 1):+.1f} %' if difference else ''])
+  floor = _floor(rows)
+  if floor:
+    body.append([FLOOR, *(f'{exp(floor[n]):.4g}' if n in floor else '' for n in lengths), ''])
   widths = [max(len(row[i]) for row in (head, *body)) for i in range(len(head))]
 
   def line(row):
@@ -155,15 +170,15 @@ def plot(path: pathlib.Path, points: Sequence[Point]) -> None:
   """Perplexity against length, log2 both ways, a panel per protocol, a band per line (t over documents).
 
   Dashed lines are oracles: their method is told how long the input is. Failures reach 10**3, so y ends at 15 times the
-  lowest value; points above sit on the edge as triangles.
+  lowest value; points above sit on the edge as triangles. A thin grey line is the corpus's entropy, where it is known.
   """
   import matplotlib.figure  # no pyplot: it would look for a display
 
   protocols = list(dict.fromkeys(p['protocol'] for p in points))
-  several = len({p['scheme'] for p in points}) > 1
+  several = len({_trained(p) for p in points}) > 1
   train_len = points[0]['train_length']
   lengths = sorted({p['length'] for p in points})
-  floor, ceiling = _range(points)
+  bottom, ceiling = _range(points)
   labels = list(dict.fromkeys(_label(p, several) for p in points))
   figure = matplotlib.figure.Figure(figsize=(5.2 * len(protocols) + 2.2, 4.4), layout='constrained')
   axes = figure.subplots(1, len(protocols), squeeze=False, sharey=True)[0]
@@ -171,24 +186,28 @@ def plot(path: pathlib.Path, points: Sequence[Point]) -> None:
     for i, label in enumerate(labels):
       line = [p for p in points if p['protocol'] == protocol and _label(p, several) == label]
       _line(ax, sorted(line, key=lambda p: p['length']), label, f'C{i % 10}', ceiling)
+    floor = _floor([p for p in points if p['protocol'] == protocol])
+    if floor:
+      ax.plot(list(floor), [exp(nats) for nats in floor.values()], color='0.5', lw=0.8, zorder=1, label=FLOOR)
     ax.axvline(train_len, color='0.5', lw=1, ls=':')
     above = {'transform': ax.get_xaxis_transform(), 'ha': 'center', 'va': 'bottom'}  # no curve runs there
     ax.text(train_len, 1.01, 'training length', fontsize=8, color='0.4', **above)
     ax.set_xscale('log', base=2)
     ax.set_yscale('log', base=2)
     ax.set_xticks(lengths, [f'{n}\n{n / train_len:g}x' for n in lengths], fontsize=8)
-    ticks = [t * 10.0**e for e in range(-1, 4) for t in (1, 1.5, 2, 3, 4, 5, 7) if floor <= t * 10.0**e <= ceiling]
+    ticks = [t * 10.0**e for e in range(-1, 4) for t in (1, 1.5, 2, 3, 4, 5, 7) if bottom <= t * 10.0**e <= ceiling]
     if len(ticks) < 3:  # a flat curve may lie between two round numbers
-      ticks = np.linspace(floor, ceiling, 4)
+      ticks = np.linspace(bottom, ceiling, 4)
     ax.set_yticks(ticks, [f'{t:.3g}' for t in ticks])
     ax.minorticks_off()
-    ax.set_ylim(floor * 0.97, ceiling * 1.04)
+    ax.set_ylim(bottom * 0.97, ceiling * 1.04)
     ax.set_xlabel(f'evaluation length, tokens (context of a target: {_contexts(points, protocol)})')
     ax.set_title(protocol.replace('_', ' '), fontsize=10, loc='right')
     ax.grid(alpha=0.25)
   axes[0].set_ylabel('perplexity per token')
+  trained = '' if several or points[0].get('positions', 'sequential') == 'sequential' else f'{_trained(points[0])}\n'
   title = (
-    f'checkpoint {points[0]["checkpoint_step"]}\n95 % band at each length: t over documents,\n'
+    f'{trained}checkpoint {points[0]["checkpoint_step"]}\n95 % band at each length: t over documents,\n'
     'this checkpoint, not this scheme\ndashed: told its length (oracle)'
   )
   handles, names = axes[0].get_legend_handles_labels()
@@ -202,8 +221,9 @@ def _range(points: Sequence[Point]) -> tuple[float, float]:
     return 1.0, 10.0
   best = min(p['ppl'] for p in ok)
   # Bands may reach down to half the best value: with few documents they would otherwise squeeze the curves.
-  floor = max(min(p['ppl'] if p['ci_low'] is None else p['ci_low'] for p in ok), best / 2)
-  return floor, max(min(15 * best, max(p['ppl'] for p in ok)), 1.2 * best)
+  bottom = max(min(p['ppl'] if p['ci_low'] is None else p['ci_low'] for p in ok), best / 2)
+  bottom = min([bottom, *(exp(p['floor']) for p in ok if 'floor' in p)])
+  return bottom, max(min(15 * best, max(p['ppl'] for p in ok)), 1.2 * best)
 
 
 def _contexts(points: Sequence[Point], protocol: str) -> str:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 import posenc
+from data import Floor
 from evaluation.plan import Plan
 from evaluation.score import Scorer
 from evaluation.stats import t_interval
@@ -45,18 +46,21 @@ def sweep(
   lengths: Sequence[int],
   *,
   train_len: int,
+  rule: posenc.Rule,
   bytes_per_token_V: np.ndarray,
   facts: dict[str, Any],
   progress: Any,
+  floor: Floor | None = None,
 ) -> Iterator[list[Point]]:
   """The points of one length after the other, by protocol and method. `facts` go into each; `progress` is a tqdm bar.
 
   'none' comes first: methods are compared with it, document by document. Two methods that make the same arrays at a
-  length (yarn and yarn(factor=8) at 8x, everything that follows the length at 1x) are scored once.
+  length (yarn and yarn(factor=8) at 8x, everything that follows the length at 1x) are scored once. With a `floor` each
+  point has the mean of it over its own targets, nats.
   """
   # Lengths are the outer loop: a program is compiled, serves every method and protocol, and is not needed again. 1x is
   # first, because shorter lengths are compared with it too.
-  follows = {m: posenc.follows_length(m, schemes, train_len) for m in methods}
+  follows = {m: posenc.follows_length(m, schemes, train_len, rule=rule) for m in methods}
   first: dict[str, np.ndarray] = {}
   for length in sorted(lengths, key=lambda n: (n != train_len, n)):
     points: dict[tuple[str, str], Point] = {}
@@ -64,7 +68,7 @@ def sweep(
     none: dict[str, np.ndarray] = {}
     for method in methods:
       try:
-        pos = posenc.positions(method, schemes, train_len, length)
+        pos = posenc.positions(method, schemes, train_len, length, rule=rule)
         key, reason = positions_hash(pos), None
       except posenc.Unsupported as unsupported:
         pos, key, reason = None, '', str(unsupported)
@@ -73,6 +77,7 @@ def sweep(
         low, high = plan.contexts(protocol, length)
         point = points[protocol, method] = {
           'scheme': ' '.join(facts['posenc']),
+          'positions': rule.text,
           'method': method,
           'follows_length': follows[method],
           'train_length': train_len,
@@ -87,6 +92,8 @@ def sweep(
           'positions_hash': key or None,
           **facts,
         }
+        if floor is not None:
+          point['floor'] = float(floor(*plan.seen(windows)).mean())
         if pos is None or (key, protocol) in scored:
           progress.update(len(windows) * length)
         else:

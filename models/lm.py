@@ -182,19 +182,23 @@ class LM(nnx.Module):
   ) -> jax.Array:
     """Final states, [B, T, D]. `pos` has one `Positions` per slot. Dropout acts only where a `key` is given."""
     tile = tile or self.cfg.tile
+    # Positions of each layer, [repeats, T], are scanned with the layers; the embeddings read those of the first.
+    at_layers = [p.at_T if p.at_T.ndim == 2 else None for p in pos]
+    first = pos[0] if at_layers[0] is None else dataclasses.replace(pos[0], at_T=at_layers[0][0])
     x_BTD = self.embedding(tokens_BT).astype(jnp.float32)
-    x_BTD = self.schemes[0].embed(x_BTD, pos[0]).astype(DTYPES[self.cfg.dtype])
+    x_BTD = self.schemes[0].embed(x_BTD, first).astype(DTYPES[self.cfg.dtype])
     graphdefs, stacks = zip(*(nnx.split(slot) for slot in self.slots))
     scheme_stacks = [nnx.state(scheme) if scheme.per_layer else None for scheme in self.schemes]
     repeats = self.cfg.layers // len(stacks)
     keys = None if key is None else jax.random.split(key, (repeats, len(stacks)))
 
     def repeat(x_BTD, slice_of):
-      layers, params, slot_keys = slice_of
+      layers, params, at, slot_keys = slice_of
       for i, (graphdef, layer) in enumerate(zip(graphdefs, layers)):
         block = nnx.merge(graphdef, layer)
         scheme = self.schemes[i] if params[i] is None else nnx.merge(nnx.graphdef(self.schemes[i]), params[i])
-        x_BTD = block(x_BTD, scheme, pos[i], tile, None if slot_keys is None else slot_keys[i])
+        here = pos[i] if at[i] is None else dataclasses.replace(pos[i], at_T=at[i])
+        x_BTD = block(x_BTD, scheme, here, tile, None if slot_keys is None else slot_keys[i])
       return x_BTD, None
 
     if self.cfg.remat:
@@ -202,7 +206,7 @@ class LM(nnx.Module):
     # Unrolled while that is cheap to compile: on CPUs the loop costs 10-40 %. The parameters are stacked either way.
     # Not where memory is to be saved: XLA merges an unrolled layer's recomputation with the layer itself.
     unroll = repeats if repeats <= 8 and not self.cfg.remat else 1
-    x_BTD, _ = jax.lax.scan(repeat, x_BTD, (stacks, scheme_stacks, keys), unroll=unroll)
+    x_BTD, _ = jax.lax.scan(repeat, x_BTD, (stacks, scheme_stacks, at_layers, keys), unroll=unroll)
     return self.norm(x_BTD)
 
   def logits(self, x_BTD: jax.Array) -> jax.Array:

@@ -1,12 +1,14 @@
-"""Position schemes and scaling methods: two tables, and the two functions that read them.
+"""Position schemes, scaling methods and training-time positions: three tables, and the functions that read them.
 
   scheme = posenc.build('rope(base=10000.0)', heads=4, head_dim=32, d_model=128, train_len=128, rngs=nnx.Rngs(0))
   pos = posenc.positions('yarn(factor=8)+logn', scheme, train_len=128, eval_len=1024)
 
 A scaling method builds a `Positions`; a scheme reads a `Positions`. A new scheme is one file and one line in SCHEMES, a
-new method one function and one line in METHODS (`posenc/scaling.py`).
+new method one function and one line in METHODS (`posenc/scaling.py`), a new rule for training-time positions one class
+and one line in RULES (`posenc/sampling.py`).
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import overload
@@ -27,16 +29,20 @@ from posenc.kerple import KerpleLog, KerplePower
 from posenc.learned import Learned
 from posenc.pope import PoPE
 from posenc.rope import RoPE
+from posenc.rope2d import RoPE2D
+from posenc.sampling import RULES, Rule
 from posenc.sandwich import Sandwich
 from posenc.scaling import METHODS, TRANSFORMS, WITHIN
 from posenc.shaw import Shaw
 from posenc.sinusoidal import Sinusoidal
 from posenc.t5 import T5
+from posenc.xpos import XPos
 from spec import Call, SpecError, check_keywords, choose, keywords, one_of, parse
 
 __all__ = [
-  'METHODS', 'SCHEMES', 'WITHIN', 'Bias', 'Dims', 'Far', 'PosParam', 'PositionScheme', 'Positions', 'Unsupported',
-  'build', 'check_method', 'check_scheme', 'follows_length', 'kept', 'positions', 'remarks',
+  'METHODS', 'RULES', 'SCHEMES', 'WITHIN', 'Bias', 'Dims', 'Far', 'PosParam', 'PositionScheme', 'Positions', 'Rule',
+  'Unsupported', 'build', 'build_rule', 'check_method', 'check_rule', 'check_scheme', 'follows_length', 'kept',
+  'positions', 'remarks',
 ]  # fmt: skip
 
 SCHEMES: dict[str, type[PositionScheme]] = {
@@ -44,6 +50,8 @@ SCHEMES: dict[str, type[PositionScheme]] = {
   'sinusoidal': Sinusoidal,
   'learned': Learned,
   'rope': RoPE,
+  'rope2d': RoPE2D,
+  'xpos': XPos,
   'alibi': ALiBi,
   't5': T5,
   'kerple_log': KerpleLog,
@@ -80,6 +88,11 @@ def check_method(text: str) -> list[Call]:
   return calls
 
 
+def check_rule(text: str) -> Call:
+  """Parses a rule's string; raises SpecError unless it names one of RULES with arguments that it takes."""
+  return choose('rule', text, RULES)
+
+
 def build(text: str, *, heads: int, head_dim: int, d_model: int, train_len: int, rngs: nnx.Rngs) -> PositionScheme:
   """The scheme that `text` names, for these shapes. SpecError, in one line, if it names none."""
   call = check_scheme(text)
@@ -90,37 +103,71 @@ def build(text: str, *, heads: int, head_dim: int, d_model: int, train_len: int,
   return with_options(scheme, rngs, **options)
 
 
-@overload
-def positions(method: str, scheme: PositionScheme, train_len: int, eval_len: int) -> Positions: ...
+def build_rule(text: str, schemes: Sequence[PositionScheme], *, train_len: int, layers: int) -> Rule:
+  """The rule for training-time positions that `text` names, for a pattern of schemes over so many layers.
+
+  SpecError, in one line, if it names none, or if its positions are read by no scheme or not held by a scheme's table.
+  """
+  call = check_rule(text)
+  rule = RULES[call.name](train_len, layers, len(schemes), **call.kwargs)
+  rule.text = text
+  names = ', '.join(dict.fromkeys(scheme.name for scheme in schemes))
+  if rule.sampled and not any(scheme.reads_positions for scheme in schemes):
+    raise SpecError(f'{call.name}: positions are not read by {names}: sequential is allowed')
+  if rule.per_layer and not any(scheme.reads_distance for scheme in schemes):
+    raise SpecError(f'{call.name}: per_layer = True: False is allowed with {names}, read once, with the embeddings')
+  for scheme in schemes:
+    if scheme.max_len is not None and rule.largest >= scheme.max_len:
+      raise SpecError(
+        f'{call.name}: reaches position {rule.largest}: at most {scheme.max_len - 1} is allowed, the last row of '
+        f'{scheme.name}'
+      )
+  return rule
 
 
 @overload
 def positions(
-  method: str, scheme: Sequence[PositionScheme], train_len: int, eval_len: int
+  method: str, scheme: PositionScheme, train_len: int, eval_len: int, *, rule: Rule | None = None
+) -> Positions: ...
+
+
+@overload
+def positions(
+  method: str, scheme: Sequence[PositionScheme], train_len: int, eval_len: int, *, rule: Rule | None = None
 ) -> tuple[Positions, ...]: ...
 
 
 def positions(
-  method: str, scheme: PositionScheme | Sequence[PositionScheme], train_len: int, eval_len: int
+  method: str,
+  scheme: PositionScheme | Sequence[PositionScheme],
+  train_len: int,
+  eval_len: int,
+  *,
+  rule: Rule | None = None,
 ) -> Positions | tuple[Positions, ...]:
   """What `method` makes of `scheme` at `eval_len` tokens, float32: a `Positions`, or one per slot of a pattern.
 
   `a+b` folds from left to right from the trained positions: scales multiply, any other field has one writer. A term
   applies to every slot that has what it writes, or to the slots its `@name` addresses.
 
+  rule: what the model was trained with; it says where tokens stand before a method is asked. None: sequential.
+
   Raises:
     SpecError: `method` is no method, or two of its terms write one field.
-    Unsupported: no slot has what a term writes, or a scheme has no positions at this length.
+    Unsupported: no slot has what a term writes, or a scheme or rule has no positions at this length.
   """
   calls = check_method(method)
   for what, value in (('train_len', train_len), ('eval_len', eval_len)):
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
       raise SpecError(f'{what} = {value!r}: a whole number of at least 1 is allowed')
   slots = [scheme] if isinstance(scheme, PositionScheme) else list(scheme)
-  for slot in slots:
-    if slot.max_len is not None and eval_len > slot.max_len:
-      raise Unsupported(f'{slot.name} has positions for {slot.max_len} tokens, asked for {eval_len}')
   out = [slot.plain(eval_len) for slot in slots]
+  if rule is not None and (at := rule.evaluate(eval_len)) is not None:
+    out = [dataclasses.replace(pos, at_T=at_T) for pos, at_T in zip(out, at, strict=True)]
+  for slot, pos in zip(slots, out):
+    if slot.max_len is not None and (longest := int(pos.at_T.max()) + 1) > slot.max_len:
+      why = f': {slot.max_len_why}' if slot.max_len_why else ''
+      raise Unsupported(f'{slot.name} has positions for {slot.max_len} tokens, asked for {longest}{why}')
   writers: list[dict[str, str]] = [{} for _ in slots]
   for call in calls:
     reasons, used = [], False
@@ -130,6 +177,9 @@ def positions(
         continue
       try:
         writes = METHODS[call.name](out[i], slot, train_len, eval_len, **call.kwargs)
+        if 'far' in writes and not np.array_equal(out[i].at_T, np.arange(eval_len)):
+          # Both maps must count alike, and a method's counts tokens.
+          raise Unsupported('a second position map is defined for sequential positions')
       except SpecError as error:
         raise SpecError(f'method {call.name}: {error}') from None
       except Unsupported as reason:
@@ -150,19 +200,22 @@ def positions(
   return cast[0] if isinstance(scheme, PositionScheme) else tuple(cast)
 
 
-def follows_length(method: str, scheme: PositionScheme | Sequence[PositionScheme], train_len: int) -> bool:
-  """Whether the method is told how long its input is: what it does to the same tokens differs between 2x and 4x.
+def follows_length(
+  method: str, scheme: PositionScheme | Sequence[PositionScheme], train_len: int, *, rule: Rule | None = None
+) -> bool:
+  """Whether the method or the rule is told how long its input is: what is done to the same tokens differs with it.
 
   Such a curve is an oracle's, not one deployable model's, and is drawn dashed. Asked of the arrays rather than of the
-  keywords, so that a new method cannot be mislabelled. A method or scheme without positions there follows nothing.
+  keywords, so that a new method cannot be mislabelled: at 1/2, 1, 2 and 4 times the training length, or as many of them
+  as there are positions at. A sorted draw from [0, max_len) follows the length too: its mean gap is max_len / T.
   """
-  try:
-    made = [positions(method, scheme, train_len, n * train_len) for n in (1, 2, 4)]
-  except Unsupported:
-    return False
-  once, twice, long = (pos if isinstance(pos, tuple) else (pos,) for pos in made)
-  for short, length in ((once, train_len), (twice, 2 * train_len)):
-    for a, b in zip(short, long):
+  made = []
+  for length in dict.fromkeys((max(train_len // 2, 1), train_len, 2 * train_len, 4 * train_len)):
+    with contextlib.suppress(Unsupported):
+      pos = positions(method, scheme, train_len, length, rule=rule)
+      made.append((length, pos if isinstance(pos, tuple) else (pos,)))
+  for length, short in made[:-1]:
+    for a, b in zip(short, made[-1][1]):
       a, b = _first(a, length), _first(b, length)
       if jax.tree.structure(a) != jax.tree.structure(b) or not jax.tree.all(jax.tree.map(np.array_equal, a, b)):
         return True
@@ -172,7 +225,7 @@ def follows_length(method: str, scheme: PositionScheme | Sequence[PositionScheme
 def _first(pos: Positions, length: int) -> Positions:
   """What becomes of the first tokens: a window or a second map that begins beyond them is none to them."""
   inv_freq_P = np.asarray(pos.inv_freq_P)
-  pos = jax.tree.map(lambda a: np.asarray(a)[:length] if np.ndim(a) else np.asarray(a), pos)
+  pos = jax.tree.map(lambda a: np.asarray(a)[..., :length] if np.ndim(a) else np.asarray(a), pos)
   window_T = np.where(pos.window_T < length, pos.window_T, np.inf)
   pos = dataclasses.replace(pos, inv_freq_P=inv_freq_P, window_T=window_T)
   if np.isinf(pos.window_T).all():

@@ -48,7 +48,7 @@ class Positions:
   everything else speaks of positions. Methods compute in numpy float64; `posenc.positions` casts to float32 once.
   """
 
-  at_T: Any  # position of each token; integers in every shipped rule
+  at_T: Any  # position of each token; integers in every shipped rule. [repeats, T]: of each layer of a slot
   inv_freq_P: Any  # frequencies in force, radians per position
   onset: Any  # []: tokens before it keep the trained frequencies (LongRoPE's n-hat)
   logit_scale_T: Any  # factor on the logits, per query (YaRN: attention factor squared)
@@ -80,6 +80,7 @@ class PositionScheme(nnx.Module):
   rot = 0  # rotary width: channels of a head that are rotated
   base = 0.0  # frequency base, where there is one
   max_len: int | None = None  # longest length with defined positions; None: any
+  max_len_why = ''  # where it is not a table that ends there
   relative = True  # adding a constant to every position changes nothing
   per_layer = False  # parameters for each layer, stacked by the model; else one scheme for all layers of its slot
   window = np.inf  # tokens a query sees, itself included, in training and, where no method says otherwise, after it
@@ -100,6 +101,11 @@ class PositionScheme(nnx.Module):
     """Whether attention depends on where the tokens stand, so that a second position map changes something."""
     cls = type(self)
     return cls.rotate is not PositionScheme.rotate or cls.score is not PositionScheme.score
+
+  @property
+  def reads_positions(self) -> bool:
+    """Whether where the tokens stand changes anything: attention, or what is added to the embeddings."""
+    return self.reads_distance or type(self).embed is not PositionScheme.embed
 
   def plain(self, length: int) -> Positions:
     """Positions 0, 1, 2 ... as trained, float64: what scaling methods start from."""

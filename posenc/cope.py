@@ -42,6 +42,10 @@ class CoPE(PositionScheme):
     self.npos_max, self.gate_scale, self.div, self.per_layer = npos_max, float(gate_scale), div, per_layer
     self.table = PosParam(jnp.zeros((npos_max, dims.head_dim)))
 
+  @property
+  def reads_distance(self):
+    return False
+
   def remarks(self):
     if self.npos_max <= self.dims.train_len + 1:
       return []

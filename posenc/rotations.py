@@ -81,6 +81,8 @@ def remarks(name: str, inv_freq_P: np.ndarray, base: float, train_len: int) -> l
   """
   count = int(np.sum(inv_freq_P > 0))
   unseen = int(np.sum(incomplete(inv_freq_P, train_len)))
+  if not unseen:
+    return []
   lines = [
     f'{name}: {unseen} of {count} frequency pairs never complete a turn within {train_len} tokens; beyond it they meet '
     'angles not seen in training'

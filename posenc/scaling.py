@@ -39,9 +39,11 @@ def transform(method: Method) -> Method:
 
 
 def _frequencies(scheme: PositionScheme) -> np.ndarray:
-  if not scheme.rot:
-    raise Unsupported(f'{scheme.name} has no frequencies to scale')
-  return scheme.inv_freq_P
+  """The trained ones. A method scales them or works them out anew from the base; one of 0 must stay 0."""
+  theta = scheme.inv_freq_P
+  if not scheme.rot or not theta.any():
+    raise Unsupported(f'{scheme.name} has no frequencies along the sequence to scale')
+  return theta
 
 
 def _scale(factor: float | None, train_len: int, eval_len: int) -> float:
@@ -84,7 +86,7 @@ def _ntk(scheme: PositionScheme, s: float) -> np.ndarray:
     raise Unsupported(f'ntk divides by d - 2, and the rotary width d is {scheme.rot}')
   d = scheme.rot
   base = np.float64(scheme.base) * s ** (d / (d - 2))
-  return theta if s == 1 else base ** (-np.arange(0, d, 2) / d)
+  return theta if s == 1 else np.where(theta > 0, base ** (-np.arange(0, d, 2) / d), 0.0)
 
 
 def ntk(pos, scheme, train_len, eval_len, *, factor: float | None = None) -> Writes:

@@ -10,4 +10,4 @@ if [ "${1:-}" = --all ]; then
   shift
 fi
 export JAX_PLATFORMS=${JAX_PLATFORMS:-cpu}
-exec .venv/bin/python -m pytest -n auto --dist loadfile ${profile[@]+"${profile[@]}"} "$@"
+exec .venv/bin/python -m pytest -n auto --dist loadgroup ${profile[@]+"${profile[@]}"} "$@"

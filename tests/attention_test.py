@@ -1,7 +1,5 @@
 """`attend` against attention written out densely, for every hook a scheme can override."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +7,9 @@ import pytest
 from flax import nnx
 
 import posenc
+from forms import SPEC
 from models.attention import MASKED, Masks, Side, Where, _walk, attend, attend_tiles
-from posenc import Far, PositionScheme, PosParam
+from posenc import SCHEMES, Far, PositionScheme, PosParam
 from posenc.base import Dims
 
 B, T, N, K, H = 2, 25, 4, 2, 8
@@ -102,20 +101,22 @@ def plain(scheme, length=T, method='none'):
   return posenc.positions(method, scheme, DIMS.train_len, length)
 
 
-def both(scheme, pos, state=(), tile=8, kv=K):
-  """(values and gradients through `attend`, the same through `dense`): with respect to q, k, v, state, parameters."""
+def one(attention, scheme, pos, state=(), tile=8, kv=K):
+  """Gradients with respect to q, k, v, state and parameters, and values."""
   q, k, v, do = arrays(kv=kv)
   graphdef, params = nnx.split(scheme)
+  tiles = {} if attention is dense else {'tile': tile}
 
-  def loss(attention, q, k, v, state, params):
-    o = attention(q, k, v, nnx.merge(graphdef, params), pos, state)
+  def loss(q, k, v, state, params):
+    o = attention(q, k, v, nnx.merge(graphdef, params), pos, state, **tiles)
     return (o * do).sum(), o
 
-  out = []
-  for attention in (functools.partial(attend, tile=tile), dense):
-    grad = jax.jit(jax.grad(functools.partial(loss, attention), argnums=(0, 1, 2, 3, 4), has_aux=True))
-    out.append(grad(q, k, v, state, params))
-  return out
+  return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3, 4), has_aux=True))(q, k, v, state, params)
+
+
+def both(scheme, pos, state=(), tile=8, kv=K):
+  """The same through `attend` and through `dense`."""
+  return [one(attention, scheme, pos, state, tile, kv) for attention in (attend, dense)]
 
 
 def assert_same(got, want, atol=2e-5):
@@ -125,47 +126,71 @@ def assert_same(got, want, atol=2e-5):
     np.testing.assert_allclose(a, b, atol=atol * max(1.0, float(jnp.abs(b).max())))
 
 
-def cope():
-  scheme = posenc.SCHEMES['cope'](DIMS, nnx.Rngs(0), npos_max=6)
-  scheme.table[...] = jax.random.normal(jax.random.key(6), (6, H))
-  return scheme
-
-
-def pope():
-  return posenc.SCHEMES['pope'](DIMS, nnx.Rngs(0), phase_init='uniform')
+def shipped(form):
+  """A scheme of the catalogue with its zeros drawn, so that every part matters."""
+  scheme = posenc.build(form, **DIMS._asdict(), rngs=nnx.Rngs(0))
+  graphdef, params = nnx.split(scheme)
+  drawn = jax.tree.map(lambda a: a if a.any() else jax.random.normal(jax.random.key(6), a.shape), params)
+  return nnx.merge(graphdef, drawn)
 
 
 FORGET_STATE = jnp.cumsum(-jnp.abs(jax.random.normal(jax.random.key(5), (B, T, N))), 1)
-SCHEMES = {
-  'nope': (lambda: PositionScheme(DIMS, nnx.Rngs(0)), ()),
-  'rope': (lambda: posenc.RoPE(DIMS, nnx.Rngs(0)), ()),
-  'alibi': (lambda: posenc.ALiBi(DIMS, nnx.Rngs(0)), ()),
-  't5': (lambda: posenc.T5(DIMS, nnx.Rngs(0)), ()),
-  'fire': (lambda: posenc.SCHEMES['fire'](DIMS, nnx.Rngs(0)), ()),
-  'shaw': (lambda: posenc.SCHEMES['shaw'](DIMS, nnx.Rngs(0), clip=5), ()),
-  'cope': (cope, ()),
-  'pope': (pope, ()),
-  'dape': (lambda: posenc.SCHEMES['dape'](DIMS, nnx.Rngs(0)), ()),
-  'carry': (Counting, ()),
-  'state': (Forgetting, FORGET_STATE),
-  'values': (Table, ()),
-}
+HAND_MADE = {'carry': (Counting, ()), 'state': (Forgetting, FORGET_STATE), 'values': (Table, ())}
 
 
-@pytest.mark.parametrize('tile', [8, 32])
-@pytest.mark.parametrize('name', SCHEMES)
-def test_equals_dense_in_values_and_gradients(name, tile):
-  make, state = SCHEMES[name]
-  scheme = make()
-  got, want = both(scheme, plain(scheme), state, tile)
-  assert_same(got, want)
+def made(name):
+  """(scheme, its numbers per token) of a hand-made one above or of the catalogue."""
+  if name in HAND_MADE:
+    make, state = HAND_MADE[name]
+    return make(), state
+  scheme = shipped(name)
+  x_BTD = jax.random.normal(jax.random.key(5), (B, T, DIMS.d_model))
+  return scheme, scheme.token_state(x_BTD, plain(scheme))
+
+
+SLOW = pytest.mark.slow
+# A table has no position for the last tokens, and what it adds to the embeddings is no matter here.
+EVERY = [*HAND_MADE, *(SPEC.get(name, name) for name in SCHEMES if name != 'learned')]
+
+
+@pytest.mark.parametrize('kv, tile', [
+  pytest.param(K, 8, id='gqa-tiled'),
+  pytest.param(N, 32, id='mha-dense'),
+  pytest.param(K, 32, id='gqa-dense', marks=SLOW),
+  pytest.param(N, 8, id='mha-tiled', marks=SLOW),
+])  # fmt: skip
+@pytest.mark.parametrize('name', EVERY)
+def test_equals_dense_in_values_and_gradients(name, kv, tile):
+  """In three tiles and one token, or in one tile: with respect to q, k, v, state and every parameter."""
+  scheme, state = made(name)
+  assert_same(*both(scheme, plain(scheme), state, tile, kv))
+
+
+def test_order_is_known_from_the_mask_alone():
+  """Why the field exists: attention without positions and mask does not see the order of its tokens."""
+  q, k, v, _ = arrays(kv=N)
+  scheme = PositionScheme(DIMS, nnx.Rngs(0))
+  shuffled = np.random.default_rng(0).permutation(T)
+  inverse = np.argsort(shuffled)
+
+  def unmasked(q, k, v):
+    p = jax.nn.softmax(jnp.einsum('BtNH,BsNH->BNts', q, k) * scheme.q_scale, -1)
+    return jnp.einsum('BNts,BsNH->BtNH', p, v)
+
+  def causal(q, k, v):
+    return attend(q, k, v, scheme, plain(scheme), tile=8)
+
+  for attention, equivariant in ((unmasked, True), (causal, False)):
+    back = attention(q[:, shuffled], k[:, shuffled], v[:, shuffled])[:, inverse]
+    difference = float(jnp.abs(back - attention(q, k, v)).max())
+    assert difference < 1e-5 if equivariant else difference > 0.1
 
 
 @pytest.mark.parametrize('name', ['rope', 'carry', 'values'])
 @pytest.mark.parametrize('kv', [1, 2, 4])
 def test_gqa_is_mha_with_repeated_heads(name, kv):
   """`dense` repeats k and v head by head: query head n must read key head n // G, not n % K."""
-  scheme = SCHEMES[name][0]()
+  scheme = made(name)[0]
   assert_same(*both(scheme, plain(scheme), kv=kv))
 
 
@@ -186,7 +211,7 @@ def test_a_scheme_cannot_unmask():
 @pytest.mark.parametrize('name', ['rope', 'carry'])
 def test_windows_and_sinks(name, window, sinks):
   """W keys including self, and the first keys besides; tiles outside are skipped, so every border is a case."""
-  scheme = SCHEMES[name][0]()
+  scheme = made(name)[0]
   pos = plain(scheme).replace(window_T=jnp.full(T, float(window)), sinks=jnp.float32(sinks))
   if name == 'carry':
     # A skipped tile is a masked tile only for a scheme whose masked gates are 0, which Counting's are.
@@ -196,7 +221,7 @@ def test_windows_and_sinks(name, window, sinks):
 
 def test_a_window_of_its_own_for_each_query():
   """Blockwise causal attention: its own block of 10 and the one before. Tiles of 8 straddle the blocks."""
-  scheme = SCHEMES['rope'][0]()
+  scheme = made('rope')[0]
   pos = plain(scheme).replace(window_T=jnp.arange(T) % 10 + 11.0)
   assert_same(*both(scheme, pos))
   uneven = pos.replace(window_T=jnp.asarray(np.random.default_rng(0).permutation(T) + 1.0, jnp.float32))
@@ -223,7 +248,7 @@ def test_second_position_map(name):
 
   Grouped by 5, distances of 6 and more become 1 to 4, which `Table`, clipped at 4, tells from one another.
   """
-  scheme, group_T = SCHEMES[name][0](), jnp.arange(T) // 5 * 1.0
+  scheme, group_T = made(name)[0], jnp.arange(T) // 5 * 1.0
   for at_q_T, at_k_T in ((jnp.full(T, 6.0), jnp.zeros(T)), (group_T, group_T)):
     assert_same(*both(scheme, plain(scheme).replace(far=Far(at_q_T, at_k_T, jnp.float32(6)))))
 
@@ -245,7 +270,7 @@ def test_blocks_of_keys_one_after_the_other(name, leftwards, window):
 
   In any order where no carry runs along the row, also if a query sees nothing of the first blocks.
   """
-  scheme = SCHEMES[name][0]()
+  scheme = made(name)[0]
   length, block, tile = 24, 8, 4
   q, k, v, _ = arrays(length=length)
   pos = plain(scheme, length).replace(window_T=jnp.full(length, float(window)))

@@ -118,6 +118,16 @@ def test_two_runs_of_one_scheme_keep_their_own_lines(make, tmp_path, capsys):
   assert len(rows(tmp_path / 'out')) == 3 and len({r['scheme'] for r in rows(tmp_path / 'out')}) == 3
 
 
+def test_runs_share_their_floor(make, tmp_path, capsys):
+  a = make('a', point(floor=1.5), point(length=32, floor=1.25))
+  b = make('b', point('alibi', floor=1.5))
+  run(a, b, out=tmp_path / 'out')
+  lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+  assert lines[1][:2] == ['rope', 'none'] and lines[2][:2] == ['alibi', 'none']
+  assert lines[3] == ['theoretical', 'floor', '4.482', '3.49']
+  assert [float(r['floor']) for r in rows(tmp_path / 'out')] == [1.5, 1.25, 1.5]
+
+
 def test_a_missing_curve_is_one_line(make, tmp_path):
   a = make('a', point())
   message = refused(a, tmp_path / 'gone', out=tmp_path / 'out')

@@ -22,12 +22,13 @@ from posenc import rotations
 from spec import SpecError
 from training import provenance
 
-NAMES = ('base', 'quickstart', 'smoke')
+NAMES = ('base', 'grid', 'markov_copy', 'quickstart', 'smoke')
+SCHEMES = [name if name != 'rope2d' else 'rope2d(width=16)' for name in posenc.SCHEMES]
 RECIPES = [
   (name, scheme)
   for name in NAMES
   for scheme in (
-    posenc.SCHEMES if inspect.signature(importlib.import_module(f'configs.{name}').get_config).parameters else [None]
+    SCHEMES if inspect.signature(importlib.import_module(f'configs.{name}').get_config).parameters else [None]
   )
 ]
 GROUPS = [Config, *(type(f.default) for f in dataclasses.fields(Config) if dataclasses.is_dataclass(f.default))]
@@ -194,6 +195,25 @@ REFUSED = [
   ('methods', 'pi(factor=1e400)', 'methods: method pi: factor = inf: a finite number .*is allowed'),
   ('methods', 'yarn(beta_fast=1.0, beta_slow=32.0)', 'methods: method yarn: beta_fast = 1.0.* is allowed'),
   ('methods', 'pi+yarn', 'methods: .*pi and yarn both write inv_freq_P'),
+  (
+    'positions',
+    'poze(target_len=64)',
+    r"positions: rule = 'poze': did you mean 'pose'\? allowed: pose, randomized, seq",
+  ),
+  ('positions', 'pose', 'positions: rule pose: needs the argument target_len'),
+  ('positions', 'pose(target_len=31)', r'positions: pose: target_len = 31: a whole number from 32 \(train_len\)'),
+  ('positions', 'pose(target_len=64.5)', r'positions: pose: target_len = 64\.5: a whole number from 32 \(train_len\)'),
+  ('positions', 'pose(target_len=64, chunks=1)', r'positions: pose: chunks = 1: a whole number from 2 to 32'),
+  ('positions', 'pose(target_len=64, chunks=33)', r'positions: pose: chunks = 33: a whole number from 2 to 32'),
+  ('positions', 'randomized(max_len=31)', r'positions: randomized: max_len = 31: a whole number from 32 \(train_len\)'),
+  ('positions', 'randomized(max_len=16777217)', 'positions: randomized: max_len = 16777217: .*to 16777216 is allowed'),
+  (
+    'positions',
+    "randomized(max_len=64, eval='even')",
+    "positions: randomized: eval = 'even': .*arange, evenly_spaced, random",
+  ),
+  ('positions', 'randomized(max_len=64, per_layer=1)', 'positions: rule randomized: per_layer = 1: True or False'),
+  ('positions', ('sequential',), r"positions = \('sequential',\): a value of type str is allowed"),
   ('data.corpus', 'sotuu', r"data\.corpus = 'sotuu': did you mean 'sotu'\? allowed: "),
   ('data.tokenizer', 'bite', r"data\.tokenizer = 'bite': .*allowed: bpe, bytes"),
   ('data.bos', 'never', r"data\.bos = 'never': allowed: document, none, window"),
@@ -266,7 +286,70 @@ def test_refused_in_one_line(field, value, message):
   assert time.monotonic() - began < 1, 'something was compiled or read before the config was checked'
 
 
+@pytest.mark.parametrize(
+  ('schemes', 'rule', 'message'),
+  [
+    ('nope', 'pose(target_len=64)', 'pose: positions are not read by nope: sequential is allowed'),
+    ('cope', 'randomized(max_len=64)', 'randomized: positions are not read by cope: sequential is allowed'),
+    (('nope', 'cope'), 'pose(target_len=64)', 'pose: positions are not read by nope, cope: sequential is allowed'),
+    (
+      'learned',
+      'randomized(max_len=33)',
+      'randomized: reaches position 32: at most 31 is allowed, the last row of learned',
+    ),
+    ('learned', 'pose(target_len=64)', 'pose: reaches position 63: at most 31 is allowed, the last row of learned'),
+    (
+      'sinusoidal',
+      'randomized(max_len=64, per_layer=True)',
+      'randomized: per_layer = True: False is allowed with sinusoidal, read once, with the embeddings',
+    ),
+  ],
+)
+def test_positions_that_a_scheme_does_not_read_or_hold_are_refused(schemes, rule, message):
+  with pytest.raises(SpecError) as error:
+    Config.from_dict(changed('posenc', schemes, positions=rule))
+  assert str(error.value) == f'config.positions: {message}'
+
+
+@pytest.mark.parametrize(
+  ('schemes', 'rule'),
+  [
+    (('rope', 'nope'), 'randomized(max_len=64, per_layer=True)'),
+    (('sinusoidal', 'nope'), 'pose(target_len=64)'),
+    ('learned', 'randomized(max_len=32)'),
+    *((name, 'sequential') for name in SCHEMES),
+  ],
+)
+def test_positions_that_one_slot_reads_are_accepted(schemes, rule):
+  assert Config.from_dict(changed('posenc', schemes, positions=rule)).positions == rule
+
+
+def test_a_run_of_before_there_was_a_field_had_its_default(tmp_path):
+  config = Config.from_dict(smoke.get_config().to_dict())
+  data = config.load_data()
+  provenance.claim(tmp_path, config, data)
+  record = json.loads((tmp_path / 'config.json').read_text())
+  del record['config']['positions']
+  (tmp_path / 'config.json').write_text(json.dumps(record))
+  provenance.claim(tmp_path, config, data)
+  other = dataclasses.replace(config, positions='pose(target_len=64)')
+  with pytest.raises(SpecError, match=r"\(config\.positions: 'sequential' -> 'pose\(target_len=64\)'\)"):
+    provenance.claim(tmp_path, other, data)
+
+
 def test_a_bad_factor_is_refused_on_every_scheme():
   """Where a method does not apply, its points are unsupported; its arguments are checked all the same."""
   with pytest.raises(SpecError, match=r'methods: method yarn: factor = 0\.5'):
     Config.from_dict(changed('methods', 'yarn(factor=0.5)', posenc='alibi'))
+
+
+def test_lengths_of_drawn_text_are_multiples_of_its_stride():
+  """Known once the corpus is: still before anything is compiled, and before the training that would be in vain."""
+  config = {'data.corpus': 'markov_copy(tokens=400, documents=40)', 'data.test_docs': 4, 'train_len': 18}
+  Config.from_dict(changed('eval.multiples', (1.0,), **config)).load_data()
+  with pytest.raises(
+    SpecError, match=r'config\.eval\.multiples: 0\.5 x train_len = 9 tokens: a multiple of 2, the str'
+  ):
+    Config.from_dict(changed('eval.multiples', (0.5, 1.0), **config)).load_data()
+  with pytest.raises(SpecError, match=r'config\.train_len = 17: a multiple of 2, the stride of corpus .* is allowed'):
+    Config.from_dict(changed('eval.multiples', (1.0,), **config | {'train_len': 17})).load_data()

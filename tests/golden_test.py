@@ -80,7 +80,11 @@ COUNTS = {
     'self_extend/group_distance/': 2, 'lm_infinite/': 2, 'streaming_llm/': 1, 'sliding_window/': 2, 'logn/': 2,
     'pose/': 1,
   },
-  'rope_rotate': {'half_split/': 1, 'interleaved/': 4, 'permutation/': 1, 'yarn_f4/': 1, 'cos_sin/': 2},
+  'rope_rotate': {
+    'half_split/': 1, 'interleaved/': 4, 'permutation/': 1, 'partial_rotary_0.5/': 1, 'p_rope_0.5/': 1, 'yarn_f4/': 1,
+    'xpos/torchscale/': 2, 'xpos/x_transformers/': 2, 'cos_sin/': 2,
+  },
+  'rope2d': {'naver_axial/': 2, 'pixtral': 1, 'qwen2_vl': 1, 'rotary_embedding_torch': 1},
   'alibi_slopes': {'slopes/': 20, 'bias/': 4},
   't5_buckets': {'causal/': 8, 'bidirectional/': 1},
   'bias_kerple_fire_sandwich': {'kerple_log': 1, 'kerple_power': 1, 'fire/c': 3, 'fire/dape': 1, 'sandwich/': 2},
@@ -96,10 +100,9 @@ COUNTS = {
 # keeps a share of 1 - 0.999, formed there with an error of 2**-24. Most cases agree to 5e-7.
 
 
-def check_frequencies(case, method, base, rot, train_len, eval_len, attention_factor=1.0):
-  """base: a number, or all of RoPE's options."""
-  options = base if isinstance(base, dict) else {'base': float(base)}
-  scheme = build(call('rope', options), head_dim=rot, train_len=train_len)
+def check_frequencies(case, method, base, head_dim, train_len, eval_len, attention_factor=1.0, **options):
+  scheme = build(call('rope', {'base': float(base), **options}), head_dim=head_dim, train_len=train_len)
+  assert scheme.rot == case['outputs'].get('rotary_dim', head_dim)
   pos = posenc.positions(method, scheme, train_len=train_len, eval_len=eval_len)
   close(case, f'inv_freq, our {method},', pos.inv_freq_P, case['outputs']['inv_freq'], rtol=2e-6)
   squared, ours = np.full(eval_len, attention_factor**2), pos.logit_scale_T * pos.key_scale_T
@@ -132,20 +135,20 @@ def test_hugging_face(case):
   if 'long_factor' in inputs:  # as old configs hold them
     old = ('short_factor', 'long_factor', 'original_max_position_embeddings')
     parameters = {'rope_type': 'longrope', **{key: inputs[key] for key in old}}
+  # One key, two meanings: GPT-NeoX's width of the rotation, and the share of pairs with a frequency.
+  options = {'fraction': inputs['partial_rotary_factor']} if 'partial_rotary_factor' in inputs else {}
+  if parameters['rope_type'] == 'proportional':
+    options = {'proportion': parameters.pop('partial_rotary_factor')}
   name = HF_METHODS[parameters.pop('rope_type')]
   train_len = parameters.pop('original_max_position_embeddings', inputs.get('max_position_embeddings', 128))
   if name == 'longrope':
     # Theirs takes s of the temperature from the two lengths, unless the config says otherwise, and at any length.
     parameters.setdefault('factor', inputs['max_position_embeddings'] / train_len)
-  options = {'base': float(inputs['rope_theta'])}
-  if name == 'none' and 'partial_rotary_factor' in parameters:
-    options['proportion'] = parameters.pop('partial_rotary_factor')
   # Any key we do not know is refused by the method itself, so none is dropped here.
   method = call(name, {HF_ARGUMENTS.get(key, key): value for key, value in parameters.items()})
-  rot = case['outputs'].get('rotary_dim', inputs['head_dim'])
   eval_len = inputs.get('seq_len') or train_len
   factor = case['outputs']['attention_factor']
-  check_frequencies(case, method, options, rot, train_len, eval_len, factor)
+  check_frequencies(case, method, inputs['rope_theta'], inputs['head_dim'], train_len, eval_len, factor, **options)
 
 
 @each('rope_inv_freq_official', 'tiny32/yarn/', 'llama2/yarn/', 'llama3/yarn/')
@@ -277,10 +280,11 @@ def swap(array):
 
 def rotated(case, text, method='none', train_len=128):
   inputs = case['inputs']
-  q, k = swap(inputs['q']), swap(inputs['k'])
-  scheme = build(text, head_dim=inputs['head_dim'], heads=q.shape[2], train_len=train_len)
+  q, k = swap(inputs['q']), swap(inputs.get('k', inputs['q']))
+  scheme = build(text, head_dim=q.shape[3], heads=q.shape[2], train_len=train_len)
   pos = posenc.positions(method, scheme, train_len=train_len, eval_len=q.shape[1])
-  pos = at(pos, inputs['positions'][0])
+  if 'positions' in inputs:
+    pos = at(pos, np.ravel(inputs['positions']))
   q, k = scheme.rotate(jnp.asarray(q), jnp.asarray(k), pos)
   return swap(q), swap(k), np.asarray(pos.logit_scale_T)
 
@@ -304,6 +308,55 @@ def test_rotate(case):
     close(case, 'logits', q @ np.swapaxes(k, 2, 3), case['outputs']['logits'], atol=1e-5)
   else:
     assert 'x_transformers' in case['id'] or 'rotary_embedding_torch' in case['id']
+
+
+@each('rope_rotate', 'partial_rotary_0.5/', 'p_rope_0.5/')
+def test_rotate_a_part(case):
+  option = {'partial_rotary_0.5': 'fraction=0.5', 'p_rope_0.5': 'proportion=0.5'}[case['id'].split('/')[0]]
+  q, k, _ = rotated(case, f'rope(base={case["inputs"]["base"]!r}, {option})')
+  close(case, 'q_rot', q, case['outputs']['q_rot'], atol=1e-5)
+  close(case, 'k_rot', k, case['outputs']['k_rot'], atol=1e-5)
+  if 'inv_freq' in case['outputs']:
+    close(case, 'inv_freq', build(f'rope({option})', head_dim=8).inv_freq_P, case['outputs']['inv_freq'], rtol=2e-6)
+
+
+@each('rope_rotate', 'xpos/')
+def test_xpos(case):
+  """Logits, in which the centre cancels, and vectors, in which it shows: of 6 tokens all three put it at the fourth."""
+  inputs, outputs = case['inputs'], case['outputs']
+  shape = (1, 2, 6, 8)
+  q, k = (np.reshape(inputs[name], shape) for name in 'qk')
+  text = f'xpos(scale_base={float(inputs["scale_base"])}, pairing="interleaved")'
+  q, k, _ = rotated({'inputs': {**inputs, 'q': q, 'k': k}}, text)
+  if 'zeta' in outputs:
+    close(case, 'zeta', build(text, head_dim=8).zeta_P, outputs['zeta'], rtol=1e-6)
+  close(case, 'q_rot', q, np.reshape(outputs['q_rot'], shape), atol=1e-5)
+  close(case, 'k_rot', k, np.reshape(outputs['k_rot'], shape), atol=1e-5)
+  logits = (q @ np.swapaxes(k, 2, 3)).reshape(np.shape(outputs['logits']))
+  close(case, 'logits', logits, outputs['logits'], atol=1e-5)
+
+
+ROPE2D = {
+  'naver_axial/theta100': "rope2d(width=3, order='xy', pairing='interleaved', base=100.0)",
+  'naver_axial/theta10000': "rope2d(width=3, order='xy', pairing='interleaved')",
+  'pixtral_mistral': "rope2d(width=3, freqs='alternating', pairing='interleaved')",
+  'qwen2_vl_vision': 'rope2d(width=3)',
+  'rotary_embedding_torch_axial_lang': "rope2d(width=3, pairing='interleaved')",
+}
+
+
+@each('rope2d')
+def test_rope2d(case):
+  """Four conventions on a grid of 2 by 3, row by row; the other three are not the one that is asked for."""
+  outputs = case['outputs']
+  q, k, _ = rotated(case, ROPE2D[case['id']])
+  close(case, 'q_rot', q, np.reshape(outputs['q_rot'], q.shape), atol=1e-5)
+  if 'k_rot' in outputs:
+    close(case, 'k_rot', k, np.reshape(outputs['k_rot'], k.shape), atol=1e-5)
+  if 'logits' in outputs:
+    close(case, 'logits', q @ np.swapaxes(k, 2, 3), outputs['logits'], atol=1e-5)
+  for text in set(ROPE2D.values()) - {ROPE2D[case['id']]}:
+    assert abs(rotated(case, text)[0] - np.reshape(outputs['q_rot'], q.shape)).max() > 1e-3, text
 
 
 @each('rope_rotate', 'permutation/')

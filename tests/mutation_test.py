@@ -90,6 +90,39 @@ MUTANTS = [
   Mutant('rope_onset_inclusive', 'n-hat itself is the first token that is scaled', 'posenc/rope.py',
          'token_T[:, None] < pos.onset', 'token_T[:, None] <= pos.onset',
          ('golden::test_longrope_first_tokens', 'posenc::test_tokens_before_the_onset_keep_the_trained_frequencies')),
+  Mutant('partial_rotary_of_the_head_width', 'exponents over H, for the rotary width', 'posenc/base.py',
+         '/ max(self.rot, 1))', '/ max(self.dims.head_dim, 1))',
+         ('golden::test_rotate_a_part', 'posenc::test_part_of_a_head_rotates')),
+  Mutant('partial_rotary_at_the_end', 'the first channels of a head rotate', 'posenc/rope.py',
+         'x, rest = jnp.split(x_BTNH.astype(jnp.float32), [rot], -1)',
+         'rest, x = jnp.split(x_BTNH.astype(jnp.float32), [x_BTNH.shape[-1] - rot], -1)',
+         ('golden::test_rotate_a_part',)),
+  Mutant('proportion_keeps_the_slowest', 'p-RoPE keeps the fastest pairs', 'posenc/rope.py',
+         'np.arange(len(theta_P)) < int(self.proportion * self.rot // 2)',
+         'np.arange(len(theta_P))[::-1] < int(self.proportion * self.rot // 2)',
+         ('golden::test_hugging_face[tiny32/proportional/p0.25]',)),
+  Mutant('ntk_wakes_what_stands', 'a pair of frequency 0 gets one from the new base', 'posenc/scaling.py',
+         'np.where(theta > 0, base ** (-np.arange(0, d, 2) / d), 0.0)', 'base ** (-np.arange(0, d, 2) / d)',
+         ('posenc::test_a_pair_without_a_frequency_never_gets_one',)),
+  Mutant('xpos_on_one_side', 'keys must shrink by what queries grow', 'posenc/xpos.py',
+         'cos_TP * shrink_TP, sin_TP * shrink_TP', 'cos_TP, sin_TP',
+         ('golden::test_xpos', 'contract::test_4_shift_of_all_positions[xpos]')),
+  Mutant('xpos_grows_with_the_distance', 'zeta**((j - i) / B)', 'posenc/xpos.py',
+         'grow_TP, shrink_TP = jnp.exp(log_TP), jnp.exp(-log_TP)',
+         'shrink_TP, grow_TP = jnp.exp(log_TP), jnp.exp(-log_TP)',
+         ('golden::test_xpos',)),
+  Mutant('xpos_zeta_of_the_pair', 'p + 0.4 d for 2p + 0.4 d', 'posenc/xpos.py',
+         'np.arange(0, self.rot, 2) + 0.4', 'np.arange(self.rot // 2) + 0.4', ('golden::test_xpos',)),
+  Mutant('xpos_sees_one_block', 'its own and the one before', 'posenc/xpos.py',
+         'np.arange(length) % block + block + 1.0', 'np.arange(length) % block + 1.0',
+         ('posenc::test_blockwise_causal_attention',)),
+  Mutant('rope2d_axes_swapped', 'hw gives the first half to the row', 'posenc/rope2d.py',
+         "if self.order == 'hw'", "if self.order != 'hw'", ('golden::test_rope2d',)),
+  Mutant('rope2d_one_axis', 'both halves turn by the row', 'posenc/rope2d.py',
+         'jnp.stack([first_T, second_T], -1)', 'jnp.stack([first_T, first_T], -1)', ('golden::test_rope2d',)),
+  Mutant('rope2d_alternating_halves', 'freqs[::2] and freqs[1::2]', 'posenc/rope2d.py',
+         "(2.0 if self.freqs == 'alternating' else 0.0)", "(0.0 if self.freqs == 'alternating' else 2.0)",
+         ('golden::test_rope2d',)),
   Mutant('pi_multiplies', 'frequencies are divided by s, wavelengths multiplied', 'posenc/scaling.py',
          "s = _scale(factor, train_len, eval_len)\n  return {'inv_freq_P': _frequencies(scheme) / s}",
          "s = _scale(factor, train_len, eval_len)\n  return {'inv_freq_P': _frequencies(scheme) * s}",
@@ -225,7 +258,7 @@ MUTANTS = [
          'elif field in writers[i] and METHODS', 'elif field in () and METHODS',
          ('posenc::test_a_field_has_one_writer', 'posenc::test_refused_methods')),
   Mutant('oracle_unlabelled', 'one that follows the length up to its cap', 'posenc/__init__.py',
-         '((once, train_len), (twice, 2 * train_len))', '((twice, 2 * train_len),)',
+         'for length, short in made[:-1]:', 'for length, short in made[-2:-1]:',
          ('posenc::test_label_of_an_oracle',)),
   Mutant('temperature_on_the_bias', 'on the logits as a whole, for on q.k', 'models/attention.py',
          'q = (q * scale_TN[:, :, None])', 'q = (q * scheme.q_scale)',
@@ -298,8 +331,11 @@ MUTANTS = [
          ".get(mode='fill', fill_value=jnp.nan)", ".get(mode='clip')",
          ('posenc::test_learned_positions_end_with_their_table',)),
   Mutant('learned_one_row_too_many', 'the refusal comes a token late', 'posenc/__init__.py',
-         'eval_len > slot.max_len', 'eval_len > slot.max_len + 1',
+         'int(pos.at_T.max()) + 1) > slot.max_len', 'int(pos.at_T.max())) > slot.max_len',
          ('posenc::test_learned_positions_end_with_their_table',)),
+  Mutant('learned_stretched_past_its_table', 'l - 1 tokens span rows - 1', 'posenc/learned.py',
+         'np.arange(length) * (self.rows - 1) / (length - 1)', 'np.arange(length) * self.rows / length',
+         ('posenc::test_learned_positions_between_rows',)),
   Mutant('sinusoidal_without_its_root', 'embeddings not multiplied by sqrt(D)', 'posenc/sinusoidal.py',
          'self.dims.d_model**0.5 if self.embed_scale else 1.0', '1.0',
          ('posenc::test_sinusoids_are_added_to_scaled_embeddings',)),
@@ -566,7 +602,7 @@ def run_tests(out, folder: str, tests: list[str]) -> None:
     # Not from `folder`: a kill or a survivor would say nothing.
     assert Path(importlib.import_module(package).__file__).is_relative_to(folder)
   with contextlib.redirect_stdout(text):
-    code = pytest.main(['-p', 'no:cacheprovider', '-p', 'no:xdist', '--tb=line', *tests], plugins=[endings])
+    code = pytest.main(['-p', 'no:cacheprovider', '--tb=line', *tests], plugins=[endings])
   for name, module in sys.modules.items():
     if name.split('.')[0] in os.listdir(folder):
       assert Path(module.__file__).is_relative_to(folder)
@@ -611,7 +647,7 @@ def verdict(mutant: Mutant, scratch: Path) -> tuple[str, float]:
   if not wrong and code != pytest.ExitCode.TESTS_FAILED:
     wrong.append(f'pytest ended with {code}')
   if wrong and not ended:
-    wrong.append(text)
+    wrong.append(text[-500:])
   return '; '.join(wrong), time.perf_counter() - start
 
 

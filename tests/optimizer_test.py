@@ -81,7 +81,13 @@ def test_decay_is_decoupled_and_spares_norms_and_positions(scheme):
 
 
 @pytest.mark.parametrize(
-  'pattern', [*((name,) for name in posenc.SCHEMES), ('rope', 't5'), ('learned', 'alibi')], ids=str
+  'pattern',
+  [
+    *((name if name != 'rope2d' else 'rope2d(width=4)',) for name in posenc.SCHEMES),
+    ('rope', 't5'),
+    ('learned', 'alibi'),
+  ],
+  ids=str,
 )
 def test_decay_mask(pattern):
   """By name here, by type in the code: a scheme whose parameters are a new type must not slip through."""

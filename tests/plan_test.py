@@ -20,7 +20,7 @@ def documents(n=3, size=900, first=0):
   return [TokenDocument(f'd{i}', np.arange(size, dtype=np.int32) + 10_000 * (i + 1), size) for i in range(first, n)]
 
 
-def make(docs=None, train_len=TRAIN_LEN, max_multiple=MAX_MULTIPLE, bos='window', sha='a' * 64, **cfg):
+def make(docs=None, train_len=TRAIN_LEN, max_multiple=MAX_MULTIPLE, bos='window', sha='a' * 64, stride=1, **cfg):
   return Plan(
     EvalConfig(**{'spans': 4, **cfg}),
     documents() if docs is None else docs,
@@ -29,6 +29,7 @@ def make(docs=None, train_len=TRAIN_LEN, max_multiple=MAX_MULTIPLE, bos='window'
     bos=bos,
     bos_id=BOS_ID,
     corpus_sha256=sha,
+    stride=stride,
   )
 
 
@@ -172,6 +173,46 @@ def test_an_unknown_protocol_is_an_error():
 def test_a_length_without_full_windows_is_an_error(protocol, length):
   """Neither an empty list of windows nor shorter ones; 8 tokens are no more than the targets themselves."""
   assert f'length = {length}' in one_line(make().windows, protocol, length)
+
+
+# Strides.
+
+
+@pytest.mark.parametrize('bos', ['window', 'document', 'none'])
+@pytest.mark.parametrize('train_len, stride', [(68, 17), (64, 2), (64, 16), (60, 5)])
+def test_every_window_begins_at_a_multiple_of_the_stride(bos, train_len, stride):
+  """Where a token's index says its row and column, a window of evaluation must lie as those of training do."""
+  docs = documents(4, 8 * train_len + 4 * (8 + stride - 1))  # just enough
+  plan = make(docs, train_len=train_len, bos=bos, stride=stride)
+  assert EvalConfig(spans=4).min_test_tokens(train_len, 8) + 4 * (stride - 1) == len(docs[0].tokens)
+  for protocol in ('fixed_targets', 'non_overlapping'):
+    for length in range(stride * (8 // stride + 1), 8 * train_len + 1, 3 * stride):
+      assert all(w.start % stride == 0 for w in plan.windows(protocol, length))
+      plan.tokens(plan.windows(protocol, length))  # none is outside its document
+  tokens = scored(plan, train_len)
+  assert tokens.shape == (16, 8) and len(np.unique(tokens)) == tokens.size  # spans are still disjoint
+  assert all(offset >= 8 * train_len for _, offset in plan.spans)
+  assert f"a multiple of the corpus's stride, {stride}, is allowed" in one_line(plan.windows, protocol, train_len + 1)
+  assert 'are needed' in one_line(make, documents(1, len(docs[0].tokens) - 1), train_len=train_len, stride=stride)
+
+
+def test_a_stride_leaves_more_than_one_place():
+  spans = make(documents(40, 1200), train_len=68, stride=17).spans
+  ends = {(o + 8 - 544) // 17 for _, o in spans}
+  assert len(ends) > 30 and all((o + 8) % 17 == 0 for _, o in spans)
+
+
+@pytest.mark.parametrize('bos', ['window', 'document', 'none'])
+def test_seen_says_where_a_target_stands_and_how_much_text_is_before_it(bos):
+  plan = make(bos=bos)
+  for protocol, length in (('fixed_targets', 16), ('fixed_targets', 64), ('non_overlapping', 128)):
+    windows = plan.windows(protocol, length)
+    inputs, targets = plan.tokens(windows)
+    offset, visible = plan.seen(windows)
+    want = [[(inputs[i, : j + 1] != BOS_ID).sum() for j in range(length)] for i in range(len(windows))]
+    np.testing.assert_array_equal(visible, np.array(want)[:, -windows[0].scored :])
+    document = np.array([w.document for w in windows])
+    np.testing.assert_array_equal(offset + 10_000 * (document[:, None] + 1), targets[:, -windows[0].scored :])
 
 
 # Non-overlapping windows.

@@ -414,6 +414,24 @@ def test_a_second_map_needs_distances(method, scheme):
     assert posenc.positions(method, slot, 128, 512).far is not None
 
 
+def test_these_are_no_functions_of_the_distance():
+  """The exceptions to relative positions, each for a reason of its own: groups, first tokens, the query's own place."""
+  mapped, _ = distances('self_extend(group=4, window=8)', 64)
+  assert mapped[20, 5] != mapped[23, 8]  # i modulo G matters
+  rerope, _ = distances('rerope(w=8)', 64)
+  assert rerope[20, 5] == rerope[23, 8]
+  scheme = rope()
+  for onset, same_logit in ((0, True), (4, False)):
+    pos = posenc.positions(f'longrope(long={(4.0,) * 16}, onset={onset})', scheme, 128, 256)
+    x = jnp.ones((1, 256, 1, 32))
+    q, k = scheme.rotate(x, x, pos)
+    near, shifted = (float((q[0, i] * k[0, i - 3]).sum()) for i in (6, 106))  # key 3 lies below the onset, key 103 not
+    assert (abs(near - shifted) < 1e-3) == same_logit
+  fire, at = build('fire(init_len=8)'), jnp.arange(64.0)
+  bias = np.asarray(fire.bias(at, at))
+  assert abs(bias[:, 20, 5] - bias[:, 50, 35]).max() > 1e-4
+
+
 def test_a_window_follows_the_trained_one():
   """Without a number: the window of the scheme, else the training length."""
   for text, want in (('rope', 128), ('rope(window=9)', 9)):
@@ -499,6 +517,42 @@ def test_learned_positions_end_with_their_table():
   assert np.isfinite(past[:, :8]).all() and np.isnan(past[:, 8:]).all()
 
 
+def test_learned_positions_between_rows():
+  """Past the table its last row is the last token's, and the others lie between two; within it nothing changes."""
+  plain, stretched = (build(f'learned{rest}', d_model=8, train_len=64) for rest in ('', '(oob="interpolate")'))
+  x, table = jnp.ones((1, 64, 8)), np.asarray(plain.table[...])
+  for length in (1, 63, 64):
+    pos, want = (posenc.positions('none', scheme, 64, length) for scheme in (stretched, plain))
+    same(pos, want)
+    for scheme in (plain, stretched):
+      np.testing.assert_array_equal(scheme.embed(x[:, :length], pos)[0], 1 + table[:length])
+  for length in (65, 127, 2048):
+    pos = posenc.positions('none', stretched, 64, length)
+    assert pos.at_T[0] == 0 and pos.at_T[-1] == 63
+    added = np.asarray(stretched.embed(jnp.zeros((1, length, 8)), pos)[0])
+    at = np.arange(length) * 63 / (length - 1)
+    want = np.stack([np.interp(at, np.arange(64), column) for column in table.T], -1)
+    np.testing.assert_allclose(added, want, atol=2e-6)
+    np.testing.assert_array_equal(added[[0, -1]], table[[0, -1]])
+  with refused(posenc.Unsupported, 'learned', '64', '65'):
+    posenc.positions('none', plain, 64, 65)
+  assert posenc.follows_length('none', stretched, 64) and not posenc.follows_length('none', plain, 64)
+
+
+def test_learned_positions_beyond_the_training_length():
+  """A longer table is there to be trained at larger positions; with plain ones its end is noise: a remark."""
+  scheme = build('learned(rows=200)', d_model=8, train_len=128)
+  assert scheme.table.shape == (200, 8)
+  pos = posenc.positions('none', scheme, 128, 200)
+  np.testing.assert_array_equal(scheme.embed(jnp.zeros((1, 200, 8)), pos)[0], scheme.table[...])
+  with refused(posenc.Unsupported, 'learned', '200', '201'):
+    posenc.positions('none', scheme, 128, 201)
+  (line,) = posenc.remarks((), [scheme], 128)
+  assert 'learned(rows=200)' in line and 'rows 128..199 are never trained' in line
+  for text in ('learned', 'learned(rows=128)', 'learned(oob="interpolate")'):
+    assert posenc.remarks((), [build(text)], 128) == []
+
+
 @pytest.mark.parametrize(
   'method, words',
   [
@@ -553,7 +607,8 @@ def test_a_bad_factor_is_refused_on_every_scheme(method, factor):
   """Also where the method would be unsupported: a typo is an error, not an outcome to record."""
   for name in posenc.SCHEMES:
     with refused(SpecError, 'factor'):
-      posenc.positions(f'{method}(factor={factor})', build(name), 128, 128)
+      scheme = build(name if name != 'rope2d' else 'rope2d(width=16)')
+      posenc.positions(f'{method}(factor={factor})', scheme, 128, 128)
 
 
 @pytest.mark.parametrize(
@@ -564,6 +619,26 @@ def test_a_bad_factor_is_refused_on_every_scheme(method, factor):
     ('rope(base=1.0)', ['rope', 'base = 1.0', 'above 1']),
     ('rope(base="1e4")', ['rope', "base = '1e4'", 'a number']),
     ('rope(pairing="half")', ['rope', "pairing = 'half'", 'half_split', 'interleaved']),
+    ('rope(fraction=0.3)', ['rope', 'fraction = 0.3', 'even', 'head_dim = 32', 'it is 9']),
+    ('rope(fraction=0.05)', ['rope', 'fraction = 0.05', 'at least 2', 'it is 1']),
+    ('rope(fraction=1.5)', ['rope', 'fraction = 1.5', '(0, 1]']),
+    ('rope(proportion=-0.5)', ['rope', 'proportion = -0.5', '0 to 1']),
+    ('rope(cut="incomplet")', ['rope', "cut = 'incomplet'", "did you mean 'incomplete'?", 'none']),
+    ('xpos(base=1.0)', ['xpos', 'base = 1.0', 'above 1']),
+    ('xpos(scale_base=0.0)', ['xpos', 'scale_base = 0.0', 'above 0']),
+    ('xpos(scale_base=1.0)', ['xpos', 'scale_base = 1.0', '102 tokens', 'length of 128']),
+    ('xpos(bca=1)', ['xpos', 'bca = 1', 'True or False']),
+    ('xpos(fraction=0.5)', ['xpos', 'fraction = 0.5', 'scale_base']),
+    ('rope2d', ['rope2d', 'needs the argument width']),
+    ('rope2d(width=0)', ['rope2d', 'width = 0', 'at least 1']),
+    ('rope2d(width=2.0)', ['rope2d', 'width = 2.0', 'whole']),
+    ('rope2d(width=8, order="wh")', ['rope2d', "order = 'wh'", 'hw', 'xy']),
+    ('rope2d(width=8, freqs="share")', ['rope2d', "did you mean 'shared'?", 'alternating']),
+    ('rope2d(width=8, pairing="half")', ['rope2d', "pairing = 'half'", 'half_split']),
+    ('rope2d(width=8, base=0.5)', ['rope2d', 'base = 0.5', 'above 1']),
+    ('learned(oob="clamp")', ['learned', "oob = 'clamp'", 'error', 'interpolate']),
+    ('learned(rows=127)', ['learned', 'rows = 127', 'training length, 128']),
+    ('learned(rows=-1)', ['learned', 'rows = -1', 'at least the training length']),
     ('sinusoidal(layout="concatt")', ['sinusoidal', "layout = 'concatt'", "did you mean 'concat'?"]),
     ('sinusoidal(exponent="t2")', ['sinusoidal', "exponent = 't2'", 'paper', 't2t']),
     ('sinusoidal(embed_scale=1)', ['sinusoidal', 'embed_scale = 1', 'True or False']),
@@ -606,8 +681,11 @@ def test_refused_schemes(text, words):
 
 
 def test_refused_shapes():
-  with refused(SpecError, 'rope', 'head_dim = 31', 'even'):
-    build('rope', head_dim=31)
+  for scheme in ('rope', 'xpos'):
+    with refused(SpecError, scheme, 'head_dim = 31', 'even'):
+      build(scheme, head_dim=31)
+  with refused(SpecError, 'rope2d', 'head_dim = 30', 'multiple of 4'):
+    build('rope2d(width=8)', head_dim=30)
   for method in ('ntk', 'dynamic_ntk', 'dynamic_ntk_hf'):
     with refused(posenc.Unsupported, method, 'd - 2'):
       posenc.positions(method, rope(2), 128, 256)
@@ -763,6 +841,196 @@ def test_tokens_before_the_onset_keep_the_trained_frequencies():
   np.testing.assert_array_equal(mixed[:, :5], a[:, :5])
   np.testing.assert_array_equal(mixed[:, 5:], b[:, 5:])
   assert (a[:, 1:] != b[:, 1:]).any(-1).all()
+
+
+# Less of a rotation: some channels, some pairs, none.
+
+PARTS = ('fraction=0.5', 'proportion=0.5', 'proportion=0.25, fraction=0.5', 'cut="incomplete"')
+
+
+def vectors(length=64, width=32, seed=0):
+  shape = (2, 1, length, 1, width)
+  return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+def scores(scheme, pos, q, k):
+  """Of the first head, [T, T] in float64."""
+  q, k = (np.asarray(x, np.float64)[0, :, 0] for x in scheme.rotate(q, k, pos))
+  return q @ k.T
+
+
+@pytest.mark.parametrize('pairing', ['half_split', 'interleaved'])
+def test_p_rope_lies_between_nope_and_rope(pairing):
+  """A proportion of 1 is RoPE and one of 0 NoPE, to the last bit; in between it is neither."""
+  x = vectors()
+  out = {}
+  for p in ('0.0', '0.5', '1.0'):
+    scheme = build(f'rope(pairing={pairing!r}, proportion={p})', heads=1)
+    out[p] = scheme.rotate(*x, posenc.positions('none', scheme, 128, 64))
+  plain = build(f'rope(pairing={pairing!r})', heads=1)
+  turned = plain.rotate(*x, posenc.positions('none', plain, 128, 64))
+  for i in (0, 1):
+    np.testing.assert_array_equal(out['0.0'][i], x[i])
+    np.testing.assert_array_equal(out['1.0'][i], turned[i])
+    assert differs(out['0.5'][i], x[i]) and differs(out['0.5'][i], turned[i])
+  with refused(posenc.Unsupported, 'yarn', 'rope has no frequencies'):
+    posenc.positions('yarn', build('rope(proportion=0.0)'), 128, 256)
+
+
+@pytest.mark.parametrize('pairing', ['half_split', 'interleaved'])
+def test_part_of_a_head_rotates(pairing):
+  """`fraction` is a narrower RoPE on the first channels; `proportion` picks other channels in each pairing."""
+  x = vectors()
+  part, narrow = (
+    build(f'rope(pairing={pairing!r}{rest})', heads=1, head_dim=width)
+    for rest, width in ((', fraction=0.5', 32), ('', 16))
+  )
+  got, want = (
+    s.rotate(*(a[..., : s.dims.head_dim] for a in x), posenc.positions('none', s, 128, 64)) for s in (part, narrow)
+  )
+  for a, b, whole in zip(got, want, x):
+    np.testing.assert_array_equal(a[..., :16], b)
+    np.testing.assert_array_equal(a[..., 16:], whole[..., 16:])
+  still = {'half_split': [*range(8, 16), *range(24, 32)], 'interleaved': [*range(16, 32)]}[pairing]
+  scheme = build(f'rope(pairing={pairing!r}, proportion=0.5)', heads=1)
+  turned = scheme.rotate(*x, posenc.positions('none', scheme, 128, 64))[0]
+  unmoved = (np.asarray(turned) == x[0]).all((0, 1, 2))
+  np.testing.assert_array_equal(np.flatnonzero(unmoved), still)
+
+
+@pytest.mark.parametrize('width, base, train_len', SHAPES)
+def test_hope_cuts_the_pairs_that_never_complete_a_turn(width, base, train_len):
+  """Beyond the training length no angle is new: that is what the cut is for, and there is nothing to remark."""
+  cut = build(f'rope(base={base!r}, cut="incomplete")', head_dim=width, train_len=train_len)
+  plain = rope(width, base, train_len)
+  turns = plain.inv_freq_P * train_len / (2 * np.pi)
+  np.testing.assert_array_equal(cut.inv_freq_P, np.where(turns >= 1, plain.inv_freq_P, 0))
+  assert 0 < (cut.inv_freq_P > 0).sum() < width // 2
+  assert cut.remarks() == [] and plain.remarks()
+  assert '2 of 8 frequency pairs' in build('rope(proportion=0.5)').remarks()[0]
+
+
+@pytest.mark.parametrize('part', PARTS)
+@pytest.mark.parametrize('method', [*FREQUENCY, *(f'{name}(factor=3)' for name in FACTORED), 'logn'])
+def test_a_pair_without_a_frequency_never_gets_one(method, part):
+  """Whatever a method makes of the others, at any length and factor. A base raised to a power would forget it."""
+  scheme = build(f'rope({part})', train_len=64)
+  zero = scheme.inv_freq_P == 0
+  assert zero.any() == (part != 'fraction=0.5') and len(zero) == (8 if 'fraction' in part else 16)
+  for times in (1, 2, 32):
+    pos = posenc.positions(method, scheme, 64, 64 * times)
+    np.testing.assert_array_equal(np.asarray(pos.inv_freq_P) == 0, zero)
+
+
+# xPos.
+
+
+def xpos(rest='', **kwargs):
+  return build(f'xpos(scale_base=64.0{rest})', heads=1, **kwargs)
+
+
+@pytest.mark.parametrize('method', ['none', 'pi(factor=8)', 'yarn(factor=8)'])
+def test_xpos_decays_with_the_distance_alone(method):
+  """Pair by pair it is RoPE's score times zeta_p**(distance / scale_base), wherever the two stand."""
+  scheme, plain = xpos(), build('rope', heads=1)
+  (q, k), pos = vectors(), posenc.positions(method, scheme, 128, 64)
+  i, j = np.tril_indices(64)
+  want = np.zeros((64, 64))
+  for p in range(16):
+    keep = jnp.asarray(np.arange(32) % 16 == p, jnp.float32)
+    # Without its decay the pair is RoPE's; with it the fastest, of zeta 0.286, decays fastest.
+    want[i, j] += (
+      scores(plain, pos, q * keep, k) * scheme.zeta_P[p] ** (np.subtract.outer(*[np.arange(64)] * 2) / 64)
+    )[i, j]
+  np.testing.assert_allclose(scores(scheme, pos, q, k)[i, j], want[i, j], atol=1e-4)
+  np.testing.assert_allclose(scheme.zeta_P[[0, -1]], [0.4 / 1.4, (30 / 32 + 0.4) / 1.4], rtol=1e-12)
+  shifted = scores(scheme, pos.replace(at_T=pos.at_T + 7), q, k)
+  np.testing.assert_allclose(shifted[i, j], scores(scheme, pos, q, k)[i, j], atol=1e-4)
+
+
+def test_xpos_has_one_centre_under_two_position_maps():
+  """Queries and keys rotated in two calls, with unlike positions: the distance between the maps is what counts."""
+  scheme, (q, k) = xpos(), vectors()
+  pos = posenc.positions('none', scheme, 128, 64)
+  at_q, at_k = pos.at_T // 4 + 100.0, pos.at_T // 4
+  q_far = scheme.rotate(q, k, pos.replace(at_T=at_q))[0]
+  k_far = scheme.rotate(q, k, pos.replace(at_T=at_k))[1]
+  got = np.asarray(q_far[0, 40, 0], np.float64) @ np.asarray(k_far[0, 8, 0], np.float64)
+  distance = int(at_q[40] - at_k[8])
+  longer = posenc.positions('none', scheme, 128, 128)
+  swapped = [jnp.zeros((1, 128, 1, 32)).at[:, n].set(x) for n, x in ((distance, q[:, 40]), (0, k[:, 8]))]
+  np.testing.assert_allclose(got, scores(scheme, longer, *swapped)[distance, 0], rtol=1e-4)
+
+
+def test_xpos_ends_where_float32_does():
+  """Up to there queries and keys of any usual size have finite vectors and the right scores; then it says why."""
+  scheme = build('xpos', heads=1)
+  assert scheme.max_len == 52313
+  with refused(posenc.Unsupported, 'xpos', '52313', '52314', 'float32', 'scale_base'):
+    posenc.positions('none', scheme, 128, 52314)
+  short = build('xpos(scale_base=4.0)', heads=1, train_len=64)
+  pos = posenc.positions('none', short, 64, short.max_len)
+  q, k = vectors(short.max_len)
+  turned = short.rotate(1e3 * q, 1e-3 * k, pos)
+  assert all(np.isfinite(x).all() and float(jnp.abs(x).max(-1).min()) > 1e-33 for x in turned)
+  near = scores(short, pos, q, k)
+  for n in (1, short.max_len // 2, short.max_len - 1):
+    pair = [jnp.zeros((1, 64, 1, 32)).at[:, at].set(x) for at, x in ((1, q[:, n]), (0, k[:, n - 1]))]
+    np.testing.assert_allclose(
+      near[n, n - 1], scores(short, posenc.positions('none', short, 64, 64), *pair)[1, 0], rtol=1e-3
+    )
+
+
+def test_blockwise_causal_attention():
+  """A query sees its block of the training length and the one before, whatever the length; a window narrows that."""
+  for length in (5, 8, 31):
+    pos, plain = (posenc.positions('none', xpos(rest, train_len=8), 8, length) for rest in (', bca=True', ''))
+    i, j = np.arange(length)[:, None], np.arange(length)
+    seen = (i - j >= 0) & (i - j < np.asarray(pos.window_T)[:, None])
+    np.testing.assert_array_equal(seen, (i >= j) & (j // 8 >= i // 8 - 1))
+    same(pos.replace(window_T=plain.window_T), plain)
+  narrow = posenc.positions('none', xpos(', bca=True, window=11', train_len=8), 8, 31)
+  np.testing.assert_array_equal(narrow.window_T, np.minimum(np.arange(31) % 8 + 9, 11))
+  assert not posenc.follows_length('none', xpos(', bca=True', train_len=8), 8)
+
+
+# A grid.
+
+
+def test_rope2d_depends_on_the_two_differences():
+  """Moved by whole rows, or by columns within the grid, scores stay; moved by as many tokens across an edge, not."""
+  scheme = build('rope2d(width=8)', heads=1)
+  q, k = vectors()
+  pos = posenc.positions('none', scheme, 128, 64)
+  score = scores(scheme, pos, q[:, :1] + 0 * q, k[:, :1] + 0 * k).reshape(8, 8, 8, 8)  # row, column; row, column
+  np.testing.assert_allclose(score[3:, :, 3:], score[:-3, :, :-3], atol=1e-4)
+  np.testing.assert_allclose(score[:, 2:, :, 2:], score[:, :-2, :, :-2], atol=1e-4)
+  flat = score.reshape(64, 64)
+  assert abs(flat[3:, 3:] - flat[:-3, :-3]).max() > 0.1
+  # Half of the pairs do not see the column, so that far rows are told apart and far columns too.
+  assert abs(score[:, 0, 0, 0] - score[0, :, 0, 0]).max() > 0.1
+
+
+@pytest.mark.parametrize('order', ['hw', 'xy'])
+def test_rope2d_of_one_row_is_rope_on_half_of_the_pairs(order):
+  """In a single row only the column pairs turn, as RoPE of half the width would; 'alternating' has all of RoPE's."""
+  scheme = build(f'rope2d(width=64, order={order!r}, pairing="interleaved")', heads=1)
+  plain = build('rope(pairing="interleaved")', heads=1, head_dim=16)
+  x = vectors()
+  got = scheme.rotate(*x, posenc.positions('none', scheme, 128, 64))
+  turning, still = (slice(16, 32), slice(0, 16)) if order == 'hw' else (slice(0, 16), slice(16, 32))
+  want = plain.rotate(*(a[..., turning] for a in x), posenc.positions('none', plain, 128, 64))
+  for a, b, whole in zip(got, want, x):
+    np.testing.assert_allclose(a[..., turning], b, atol=1e-5)
+    np.testing.assert_array_equal(a[..., still], whole[..., still])
+  both = build('rope2d(width=64, freqs="alternating")').inv_freq_P
+  np.testing.assert_allclose(np.sort(both)[::-1], rope().inv_freq_P, rtol=1e-12)
+
+
+@pytest.mark.parametrize('method', FREQUENCY)
+def test_a_grid_has_no_frequencies_along_the_sequence(method):
+  with refused(posenc.Unsupported, method, 'rope2d has no frequencies along the sequence'):
+    posenc.positions(method, build('rope2d(width=16)'), 128, 256)
 
 
 @pytest.mark.parametrize('layout', ['interleaved', 'concat'])

@@ -1,5 +1,6 @@
 """What the README tells a newcomer to type, typed: its scheme and its method, its recipes' options, its files."""
 
+import inspect
 import re
 
 import jax
@@ -8,10 +9,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
+import golden_test
 import posenc
+import spec
+from data import corpora
 from models.lm import LM, ModelConfig
 from posenc import scaling
-from spec import keywords
 
 
 @pytest.fixture(scope='module')
@@ -53,15 +56,38 @@ def test_the_method_is_one_that_composes_and_refuses(readme, monkeypatch):
     posenc.positions('half_pi', alibi, 16, 64)
 
 
-def test_every_scheme_and_method_is_in_the_tables(readme):
-  for name in (*posenc.SCHEMES, *posenc.METHODS):
-    assert re.search(rf'^\| .*`{name}[`(]', readme, re.M), name
+@pytest.fixture(scope='module')
+def catalogue(root):
+  return (root / 'docs' / 'catalogue.md').read_text()
 
 
-def test_every_keyword_of_a_method_is_there_with_its_default(readme):
+def test_every_scheme_method_and_rule_is_named(readme, catalogue):
+  for name in (*posenc.SCHEMES, *posenc.METHODS, *posenc.RULES):
+    assert re.search(rf'`{name}[`(]', readme), name
+    assert re.search(rf'^\| .*`{name}[`(]', catalogue, re.M), name
+
+
+def test_every_keyword_is_in_the_catalogue_with_its_default(catalogue):
   for name, method in posenc.METHODS.items():
-    arguments = ', '.join(f'{key}={default!r}' for key, default in keywords(method).items())
-    assert f'| `{name}({arguments})` |'.replace('()', '') in readme, name
+    arguments = ', '.join(f'{key}={default!r}' for key, default in spec.keywords(method).items())
+    assert f'| `{name}({arguments})` |'.replace('()', '') in catalogue, name
+  for name, scheme in (*posenc.SCHEMES.items(), *posenc.RULES.items()):
+    rows = ' '.join(re.findall(rf'^\| (.*`{name}\b[^|]*)', catalogue, re.M))
+    for key, default in spec.keywords(scheme.__init__).items():
+      word = key if default is inspect.Parameter.empty else f'{key}={default!r}'
+      assert re.search(rf'[(, ]{re.escape(word)}[,)]', rows), f'{name}: {word}'
+
+
+def test_every_golden_file_is_in_the_catalogue(catalogue):
+  for name, parts in golden_test.COUNTS.items():
+    assert f'| `{name}` | {sum(parts.values())} |' in catalogue, name
+
+
+def test_every_corpus_and_its_arguments_are_in_the_table(readme):
+  for name, source in corpora.CORPORA.items():
+    (row,) = re.findall(rf'^\| `({name}\b[^`]*)`', readme, re.M)
+    for key, default in spec.keywords(source).items():
+      assert f'{key}={default!r}' in row.replace('"', "'") or (default is inspect.Parameter.empty and key in row), key
 
 
 def test_every_file_it_names_exists(readme, root):

@@ -233,6 +233,12 @@ def test_the_table_of_several_schemes_names_them():
   assert [line.split('  ')[0] for line in report.table(points).splitlines()[1:]] == ['rope none', 'alibi none']
 
 
+def test_the_table_names_the_positions_of_training():
+  points = [point(positions='sequential'), point(positions='pose(target_len=64)', scheme='alibi')]
+  labels = ['rope none', 'alibi pose(target_len=64) none']
+  assert [line.split('  ')[0] for line in report.table(points).splitlines()[1:]] == labels
+
+
 def test_the_table_is_of_one_protocol():
   points = [point(), point(protocol='non_overlapping', nll=3.0)]
   assert '7.389' in report.table(points) and '20.09' in report.table(points, 'non_overlapping')
@@ -244,6 +250,16 @@ def test_a_method_that_blew_up_at_1x_has_a_line(difference):
   """E04: the numbers are on disk by then, but a traceback would hide the table."""
   lines = report.table([point(), point('pi', nll=800.0, vs_none=difference)]).splitlines()
   assert len(lines) == 3 and 'diverged' in lines[2]
+
+
+def test_the_table_ends_with_the_floor_of_its_protocol():
+  points = [point(floor=math.log(2.5)), point('yarn', floor=math.log(2.5)), point(length=128, floor=math.log(1.25))]
+  other = point(protocol='non_overlapping', nll=3.0, floor=math.log(4.0))
+  plain = [{k: v for k, v in p.items() if k != 'floor'} for p in points]
+  lines = report.table([*points, other]).splitlines()
+  assert [line.split() for line in lines[:-1]] == [line.split() for line in report.table(plain).splitlines()]
+  assert lines[-1].split() == ['theoretical', 'floor', '2.5', '1.25']
+  assert report.table([*points, other], 'non_overlapping').splitlines()[-1].split() == ['theoretical', 'floor', '4']
 
 
 # The figure.
@@ -292,6 +308,30 @@ def test_a_line_per_method_with_its_band_and_the_training_length(drawn):
   assert any(np.array_equal(line.get_xdata(), [16, 16]) for line in ax.get_lines())
   assert (ax.get_xscale(), ax.get_yscale()) == ('log', 'log')
   assert 'document' in figure.legends[0].get_title().get_text()
+
+
+def test_the_floor_is_one_grey_line_for_all_methods(drawn):
+  """Per protocol, at the lengths of all points, and inside the panel though far below every curve."""
+  floors = {n: 0.5 + n / 256 for n in (8, 16, 32, 64, 128)}
+  points = [{**p, 'floor': floors[p['length']]} for p in curve()]
+  points += [{**p, 'floor': 0.25} for p in curve(protocol='non_overlapping', lengths=(16, 128))]
+  figure = drawn([*points, unsupported('ntk', 64, floor=floors[64])])
+  for ax, want in zip(figure.axes, (floors, {16: 0.25, 128: 0.25})):
+    (line,) = lines(ax, report.FLOOR)
+    np.testing.assert_array_equal(line.get_xdata(), list(want))
+    np.testing.assert_allclose(line.get_ydata(), np.exp(list(want.values())))
+    assert line.get_color() == '0.5' and line.get_linewidth() < 1
+    assert ax.get_ylim()[0] < math.exp(0.25)
+  assert [t.get_text() for t in figure.legends[0].get_texts()].count(report.FLOOR) == 1
+  (ax,) = drawn(curve()).axes
+  assert not lines(ax, report.FLOOR)
+
+
+def test_the_legend_names_the_positions_of_training(drawn):
+  titles = [
+    drawn(curve(**rule)).legends[0].get_title().get_text() for rule in ({}, {'positions': 'pose(target_len=64)'})
+  ]
+  assert [title.split('\n')[0] for title in titles] == ['checkpoint 100', 'rope pose(target_len=64)']
 
 
 def test_failures_sit_on_the_edge_as_triangles(drawn):

@@ -13,6 +13,7 @@ import posenc
 from data import TokenDocument
 from evaluation.plan import EvalConfig, Plan
 from evaluation.score import Scorer
+from forms import method_of
 from models.lm import LM, ModelConfig
 from training.devices import make_mesh
 
@@ -74,6 +75,19 @@ def test_one_program_per_length_serves_every_method(rope, plan):
         for protocol in ('fixed_targets', 'non_overlapping'):
           score(plan, plan.windows(protocol, length), positions(rope, length, method))
     assert score.traces == 6
+
+
+def test_two_programs_per_length_serve_the_whole_catalogue(rope, plan):
+  """All methods, windows included, are arrays in one program; those with a second position map share another."""
+  score, programs = scorer(rope), set()
+  pairs = len(rope[2].schemes[0].inv_freq_P)
+  for length in LENGTHS:
+    for name in posenc.METHODS:
+      pos = positions(rope, length, method_of(name, pairs))
+      score(plan, plan.windows('fixed_targets', length), pos)
+      programs.add((length, pos[0].far is None))
+  assert score.traces == len(programs) <= 12
+  assert len({length for length, plain in programs if not plain}) >= 4  # or the second one would not be tried
 
 
 @pytest.mark.parametrize('scheme', ['nope', 'alibi', 't5', 'sinusoidal'])

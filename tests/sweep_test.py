@@ -32,9 +32,9 @@ FACTS = {
 }
 # Everything needed to repeat a point, and to refuse to compare it with another.
 FIELDS = {
-  'scheme', 'method', 'train_length', 'length', 'protocol', 'nll', 'ppl', 'bits_per_byte', 'tokens', 'documents',
-  'ci_low', 'ci_high', 'interval', 'seed', 'tokens_seen', 'params', 'learning_rate', 'context_min', 'context_max', 'T',
-  'bos', 'targets_hash', 'positions_hash', 'corpus_sha256', 'checkpoint_step',
+  'scheme', 'positions', 'method', 'train_length', 'length', 'protocol', 'nll', 'ppl', 'bits_per_byte', 'tokens',
+  'documents', 'ci_low', 'ci_high', 'interval', 'seed', 'tokens_seen', 'params', 'learning_rate', 'context_min',
+  'context_max', 'T', 'bos', 'targets_hash', 'positions_hash', 'corpus_sha256', 'checkpoint_step',
 }  # fmt: skip
 DIFFERENCES = {f'vs_{a}{b}' for a in ('none', '1x') for b in ('', '_low', '_high')}
 
@@ -90,7 +90,10 @@ def schemes(*texts):
   return [posenc.build(t, heads=2, head_dim=8, d_model=16, train_len=TRAIN_LEN, rngs=nnx.Rngs(0)) for t in texts]
 
 
-def run(scorer, methods=('none',), lengths=LENGTHS, slots=('rope',), plan=None, bytes_V=BYTES_V, bar=None, **facts):
+def run(
+  scorer, methods=('none',), lengths=LENGTHS, slots=('rope',), plan=None, bytes_V=BYTES_V, bar=None, floor=None,
+  rule='sequential', **facts
+):  # fmt: skip
   plan = plan or make_plan()
   parts = sweep(
     scorer,
@@ -99,9 +102,11 @@ def run(scorer, methods=('none',), lengths=LENGTHS, slots=('rope',), plan=None, 
     methods,
     lengths,
     train_len=TRAIN_LEN,
+    rule=posenc.build_rule(rule, schemes(*slots), train_len=TRAIN_LEN, layers=len(slots)),
     bytes_per_token_V=bytes_V,
     facts={**FACTS, 'posenc': list(slots), **facts},
     progress=bar or Bar(),
+    floor=floor,
   )
   points = [p for part in parts for p in part]
   return sorted(points, key=lambda p: (plan.cfg.protocols.index(p['protocol']), p['length']))
@@ -170,9 +175,47 @@ def test_the_order_of_lengths_changes_nothing():
   assert at(alone, 'dynamic_ntk', 16)['nll_documents'] == at(falling, 'dynamic_ntk', 16)['nll_documents']
 
 
+def test_the_rule_of_training_places_the_tokens_of_every_point():
+  rule = 'randomized(max_len=64)'
+  fake = Fake(lambda d, n, pos: float(pos[0].at_T[-1]))
+  points = run(fake, ('none', 'pi'), (16, 32, 128), rule=rule)
+  assert {p['positions'] for p in points} == {rule}
+  placed = posenc.build_rule(rule, schemes('rope'), train_len=TRAIN_LEN, layers=1)
+  for length in (16, 32):
+    last = placed.evaluate(length)[0][-1]
+    assert last > length - 1
+    assert at(points, 'none', length)['nll'] == at(points, 'pi', length)['nll'] == last
+    assert at(points, 'none', length)['follows_length']
+  assert (at(points)['outcome'], at(points)['reason']) == ('unsupported', 'randomized has 64 positions, asked for 128')
+  assert at(run(fake))['positions'] == 'sequential'
+
+
 def test_followers_of_the_length_are_marked():
   points = run(Fake(lambda d, n, pos: 2.0), ('none', 'yarn', 'yarn(factor=8)'), (16,))
   assert [at(points, m, 16)['follows_length'] for m in ('none', 'yarn', 'yarn(factor=8)')] == [False, True, False]
+
+
+@pytest.mark.parametrize('protocol', ['fixed_targets', 'non_overlapping'])
+def test_a_point_holds_the_floor_of_its_own_targets(protocol):
+  """Their mean, target by target, whatever was scored; and without a floor a point says nothing of one."""
+  plan = make_plan(protocols=(protocol,))
+
+  def floor(position, visible):
+    assert position.shape == visible.shape and (visible <= position).all()
+    return np.where(position % 3 == 0, 2.0, 0.5) + visible / 7
+
+  points = run(Fake(lambda d, n, pos: 5.0), ('none', 'ntk'), slots=('alibi',), plan=plan, floor=floor)
+  for length in LENGTHS:
+    terms = [
+      (2.0 if (w.start + i) % 3 == 0 else 0.5) + i / 7
+      for w in plan.windows(protocol, length)
+      for i in range(length - w.scored, length)
+    ]
+    for method in ('none', 'ntk'):  # unsupported points have it too: it is the targets'
+      assert at(points, method, length, protocol)['floor'] == pytest.approx(np.mean(terms), rel=1e-12)
+  plain = run(Fake(lambda d, n, pos: 5.0), ('none', 'ntk'), slots=('alibi',), plan=plan)
+  assert [{k: v for k, v in p.items() if k != 'floor'} for p in points] == plain
+  assert not [p for p in plain if 'floor' in p]
 
 
 # Numbers.

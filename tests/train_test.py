@@ -255,6 +255,59 @@ def test_dropout_masks_survive_a_restart(train, tmp_path):
   assert final(tmp_path / 'dry', 6) != final(tmp_path / 'whole', 6)
 
 
+POSITIONS = {
+  'randomized': ("randomized(max_len=60, per_layer=True, eval='arange')", "('alibi', 'rope')"),
+  'pose': ('pose(target_len=256)', 'rope'),
+}
+
+
+@pytest.mark.parametrize(('rule', 'posenc'), POSITIONS.values(), ids=POSITIONS)
+def test_sampled_positions_survive_a_restart(train, tmp_path, capsys, rule, posenc):
+  """Positions of a step are a function of (seed, step) too; one program serves every step."""
+  compiled = []
+
+  def counted(*args):
+    step = make_train_step(*args)
+    compiled.append(step)
+    return step
+
+  fields = {'positions': rule, 'posenc': posenc, 'steps': 6, 'log.checkpoint_every': 100, 'optimizer.accumulate': 2}
+  assert train(tmp_path / 'whole', fields, make_train_step=counted) == 0
+  assert compiled[0]._cache_size() == 1
+  out = capsys.readouterr().out
+  assert f'32 tokens at {rule} positions' in out
+  assert ('no validation at 2x: randomized has 60 positions, asked for 64' in out) == rule.startswith('randomized')
+  assert train(tmp_path / 'parts', fields, at={2: lambda: os.kill(os.getpid(), signal.SIGTERM)}) == 143
+  assert train(tmp_path / 'parts', {**fields, 'positions': 'sequential'}) == 2
+  assert f"config.positions: {rule!r} -> 'sequential'" in capsys.readouterr().err
+  assert train(tmp_path / 'parts', fields) == 0
+  assert final(tmp_path / 'parts', 6) == final(tmp_path / 'whole', 6)
+
+
+def test_each_step_has_its_own_positions(train, tmp_path, monkeypatch):
+  """What reaches the program: the rule's draw for the run's seed and this step, validation at those of evaluation."""
+  seen, validated = [], []
+
+  def spied(*args):
+    step = make_train_step(*args)
+    return lambda *args: (seen.append(args[-1]), step(*args))[1]
+
+  def validate(graphdef):
+    step = make_validate(graphdef)
+    return lambda *args: (validated.append(args[-1]), step(*args))[1]
+
+  fields = {'positions': 'randomized(max_len=64)', 'steps': 3, 'seed': 5, 'batch': 4, 'log.validate_every': 3}
+  assert train(tmp_path / 'run', fields, make_train_step=spied, make_validate=validate) == 0
+  slots = [posenc.build('rope', heads=2, head_dim=16, d_model=32, train_len=32, rngs=nnx.Rngs(0))]
+  rule = posenc.build_rule('randomized(max_len=64)', slots, train_len=32, layers=2)
+  assert len(seen) == 3
+  for step, at in enumerate(seen):
+    np.testing.assert_array_equal(at, rule.train(5, step))
+  assert [pos[0].at_T.shape for pos in validated] == [(32,), (64,)]
+  for pos in validated:
+    np.testing.assert_array_equal(pos[0].at_T, rule.evaluate(len(pos[0].at_T))[0])
+
+
 def test_a_loss_that_is_no_number_stops_the_run(train, tmp_path, capsys):
   fields = {'optimizer.learning_rate': 1e30, 'optimizer.warmup_steps': 0, 'log.checkpoint_every': 1}
   assert train(tmp_path / 'run', fields) == 1
@@ -321,6 +374,19 @@ def test_golden_train_step():
 
 
 GOLDEN_STEP = [[4.177080, 4.673494], [3.206027, 5.520649]]
+
+
+def test_positions_as_an_argument_are_those_of_the_constant():
+  """The same update, whether positions are part of the program or handed to it; other positions are another update."""
+  _, step, state, pos = tiny_step(tiny(), None)
+
+  def loss(at):
+    return float(step(jax.tree.map(jnp.copy, state), INPUTS, TARGETS, 0, at)[1]['loss'])
+
+  plain, same = float(step(jax.tree.map(jnp.copy, state), INPUTS, TARGETS, 0)[1]['loss']), loss((pos[0].at_T,))
+  assert same == pytest.approx(plain, rel=1e-6)
+  assert loss((jnp.tile(pos[0].at_T, (2, 1)),)) == pytest.approx(plain, rel=1e-6)
+  assert abs(loss((pos[0].at_T * 9,)) - plain) > 1e-4
 
 
 def test_dropout_is_a_function_of_seed_and_step():

@@ -25,12 +25,14 @@ def claim(workdir: pathlib.Path, config: Any, data: Any) -> None:
   # Through JSON and back, so that tuples and lists compare as they will when read.
   mine = json.loads(json.dumps(config.to_dict()))
   if path.exists():
-    theirs = read(workdir)
-    both = {**_flat(theirs), **_flat(mine)}
+    # A run from before a field was added ran with what is the field's default now.
+    defaults = json.loads(json.dumps(type(config)().to_dict()))
+    ours, theirs = _flat(mine), {**_flat(defaults), **_flat(read(workdir))}
+    both = {**theirs, **ours}
     changed = [
-      f'{key}: {_flat(theirs).get(key, "absent")!r} -> {_flat(mine).get(key, "absent")!r}'
+      f'{key}: {theirs.get(key, "absent")!r} -> {ours.get(key, "absent")!r}'
       for key in both
-      if _flat(theirs).get(key, both) != _flat(mine).get(key, both)
+      if theirs.get(key, both) != ours.get(key, both)
     ]
     if changed:
       raise SpecError(f'{workdir} holds a run with another config ({"; ".join(changed)}); use another workdir')
@@ -128,8 +130,9 @@ def describe(config: Any, data: Any, windows: Any, params: Any, mesh: jax.shardi
   splits = data.splits
   lines += [
     '',
-    f'scheme {" ".join(config.posenc)}, {config.train_len} tokens, {config.batch} x {config.optimizer.accumulate} '
-    f'windows a step on {mesh.size} x {mesh.devices.flat[0].device_kind}',
+    f'scheme {" ".join(config.posenc)}, {config.train_len} tokens at {config.positions} positions, '
+    f'{config.batch} x {config.optimizer.accumulate} windows a step on {mesh.size} x '
+    f'{mesh.devices.flat[0].device_kind}',
     f'corpus {data.name}: {data.n_documents} documents, {data.n_tokens:,} tokens, sha256 {data.sha256[:16]}; '
     f'train {len(splits.train)}, validation {len(splits.validation)}, test {len(splits.test)}',
   ]

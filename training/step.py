@@ -1,5 +1,6 @@
 """The jitted steps: one update, and one validation batch. The train state is a plain tree, {params, opt}."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -14,18 +15,20 @@ from posenc import Positions
 def make_train_step(
   graphdef: Any, tx: optax.GradientTransformation, pos: tuple[Positions, ...], dropout_seed: int | None
 ) -> Callable[..., tuple[dict, dict]]:
-  """step(state, inputs_ABT, targets_ABT, n) -> state, metrics: update n from A micro-batches.
+  """step(state, inputs_ABT, targets_ABT, n, at=None) -> state, metrics: update n from A micro-batches.
 
   Each token weighs the same: sums over micro-batches, one division. Dropout masks are a function of (seed, n); None is
-  no dropout.
+  no dropout. `at` is where tokens stand in this update, for each slot f32[T] or f32[repeats, T] and for all windows of
+  all micro-batches alike; None is where `pos` has them, at every step, and then a constant of the program.
   """
 
-  def batch_nll(params, inputs_BT, targets_BT, key):
-    return nnx.merge(graphdef, params).nll(inputs_BT, targets_BT, pos, key=key).sum()
-
-  def step(state, inputs_ABT, targets_ABT, n):
+  def step(state, inputs_ABT, targets_ABT, n, at=None):
     params = state['params']
+    here = pos if at is None else tuple(dataclasses.replace(p, at_T=a) for p, a in zip(pos, at, strict=True))
     base = None if dropout_seed is None else jax.random.fold_in(jax.random.key(dropout_seed), n)
+
+    def batch_nll(params, inputs_BT, targets_BT, key):
+      return nnx.merge(graphdef, params).nll(inputs_BT, targets_BT, here, key=key).sum()
 
     def micro(sums, batch):
       a, inputs_BT, targets_BT = batch
