@@ -244,10 +244,13 @@ def test_scales_multiply_content_and_never_a_bias():
 
 @pytest.mark.parametrize('name', ['rope', 'pope', 'alibi', 't5', 'values'])
 def test_second_position_map(name):
-  """`far`: the two rotations, and for a bias the two distances, chosen by tokens between (rectified at 6 here)."""
-  scheme = made(name)[0]
-  far = Far(jnp.full(T, 6.0), jnp.zeros(T), jnp.float32(6))
-  assert_same(*both(scheme, plain(scheme).replace(far=far)))
+  """`far`: the two rotations, and for a bias the two distances, chosen by tokens between: rectified at 6, or grouped.
+
+  Grouped by 5, distances of 6 and more become 1 to 4, which `Table`, clipped at 4, tells from one another.
+  """
+  scheme, group_T = made(name)[0], jnp.arange(T) // 5 * 1.0
+  for at_q_T, at_k_T in ((jnp.full(T, 6.0), jnp.zeros(T)), (group_T, group_T)):
+    assert_same(*both(scheme, plain(scheme).replace(far=Far(at_q_T, at_k_T, jnp.float32(6)))))
 
 
 def test_second_position_map_beyond_reach_changes_nothing():
@@ -258,13 +261,19 @@ def test_second_position_map_beyond_reach_changes_nothing():
   np.testing.assert_array_equal(attend(q, k, v, scheme, plain(scheme).replace(far=far), tile=8), plain_o)
 
 
-@pytest.mark.parametrize('name', ['rope', 'carry', 'values'])
-def test_blocks_of_keys_one_after_the_other(name):
-  """The inner form: a block of queries sees blocks of keys, from its own leftwards, as a ring or chunked pass does."""
+@pytest.mark.parametrize('window', [np.inf, 3])
+@pytest.mark.parametrize(
+  'name, leftwards', [('rope', True), ('carry', True), ('values', True), ('rope', False), ('values', False)]
+)
+def test_blocks_of_keys_one_after_the_other(name, leftwards, window):
+  """The inner form: a block of queries sees blocks of keys, from its own leftwards, as a ring or chunked pass does.
+
+  In any order where no carry runs along the row, also if a query sees nothing of the first blocks.
+  """
   scheme = made(name)[0]
   length, block, tile = 24, 8, 4
   q, k, v, _ = arrays(length=length)
-  pos = plain(scheme, length)
+  pos = plain(scheme, length).replace(window_T=jnp.full(length, float(window)))
   whole = attend(q, k, v, scheme, pos, tile=tile)
   qr, kr = scheme.rotate(q, k, pos)
   qr = jnp.moveaxis((qr * scheme.q_scale).reshape(B, length, K, N // K, H), 1, 3)
@@ -274,7 +283,7 @@ def test_blocks_of_keys_one_after_the_other(name):
   cut = lambda i: slice(i * block, (i + 1) * block)  # noqa: E731
   for i in range(length // block):
     running = None
-    for j in range(i, -1, -1):
+    for j in sorted(range(i + 1), reverse=leftwards):
       running = attend_tiles(
         scheme,
         Side(qr[..., cut(i), :], None, ()),
@@ -339,6 +348,17 @@ def test_low_precision_is_finite_and_near(dtype):
   want = attend(*(a.astype(jnp.float32) for a in (q, k, v)), scheme, pos, tile=8)
   assert o.dtype == dtype
   np.testing.assert_allclose(o.astype(jnp.float32), want, atol=0.03)
+
+
+def test_logits_are_not_rounded():
+  """512 + j over sqrt(4), of bfloat16 queries and keys that are exact: in bfloat16 four keys would share a logit."""
+  scheme = PositionScheme(DIMS._replace(heads=1, head_dim=4), nnx.Rngs(0))
+  j = jnp.arange(8.0)
+  q = jnp.tile(jnp.array([32.0, 1, 0, 0]), (8, 1))
+  k = jnp.stack([16 + 0 * j, j, 0 * j, 0 * j], -1)
+  q, k, unit = (x.astype(jnp.bfloat16)[None, :, None] for x in (q, k, jnp.eye(8)))
+  weights = attend(q, k, unit, scheme, plain(scheme, 8), tile=4)[0, -1, 0]
+  np.testing.assert_allclose(weights.astype(jnp.float32), jax.nn.softmax(j / 2), rtol=2**-7)
 
 
 def test_refuses_what_does_not_fit():

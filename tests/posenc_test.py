@@ -177,6 +177,13 @@ def test_dynamic_factors():
   np.testing.assert_allclose(capped, [1, 2, 4, 4], rtol=1e-6)
 
 
+def test_qwen_extends_in_steps():
+  """2**ceil(log2(l/L) + 1) - 1: 3 from the first token beyond L, though 2 would do, and 7 from the first beyond 2L."""
+  steps = {1: 1, 128: 1, 129: 3, 192: 3, 256: 3, 257: 7, 512: 7, 513: 15, 1024: 15}
+  last = [stretch('dynamic_ntk_qwen', eval_len=length)[-1] for length in steps]
+  np.testing.assert_allclose(last, list(steps.values()), rtol=1e-6)
+
+
 def test_order_of_a_sweep_does_not_matter():
   """No state leaks from a long pass into a short one."""
   scheme = rope(train_len=512)
