@@ -44,6 +44,7 @@ class Loud(PositionScheme):
   """logit + w_h . x_j: a key's own offer, whoever asks."""
 
   per_layer = True
+  reads_distance = False  # what its score reads is the text
 
   def __init__(self, dims, rngs):
     super().__init__(dims, rngs)

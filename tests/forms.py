@@ -17,8 +17,8 @@ SPEC = {
 
 # Forms that are as good as schemes of their own.
 FORMS = [SPEC.get(name, name) for name in SCHEMES] + [
-  'rope(window=7)', 'rope(ssmax=True)', 'rope(fraction=0.5)', 'rope(proportion=0.5)', 'xpos(bca=True)',
-  'learned(oob="interpolate")',
+  'rope(window=7)', 'rope(ssmax=True)', 'rope(fraction=0.5)', 'rope(proportion=0.5)',
+  'fox(rope=True)', 'xpos(bca=True)', 'learned(oob="interpolate")',
 ]  # fmt: skip
 
 
