@@ -98,7 +98,10 @@ class PositionScheme(nnx.Module):
 
   @property
   def reads_distance(self) -> bool:
-    """Whether attention depends on where the tokens stand, so that a second position map changes something."""
+    """Whether attention depends on where the tokens stand, so that a second position map changes something.
+
+    A scheme whose `score` reads the text alone sets it to False; a contract test compares the claim with what happens.
+    """
     cls = type(self)
     return cls.rotate is not PositionScheme.rotate or cls.score is not PositionScheme.score
 
