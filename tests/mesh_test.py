@@ -9,6 +9,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -25,7 +26,6 @@ from score_test import VOCAB, make_plan
 from spec import SpecError
 from training.checkpoints import Checkpoints, as_abstract
 from training.devices import make_mesh, split_tokens, spread, whole
-from training.optimizer import OptimizerConfig, decay_mask, make_optimizer
 from training.step import make_train_step, make_validate
 
 BATCH, TRAIN_LEN, EVAL_LEN = 8, 80, 128
@@ -39,13 +39,14 @@ class Run:
   """A model that trains and evaluates on `mesh`. Tiles and chunks fit no device's part of the sequence."""
 
   def __init__(self, scheme, mesh, train_len=TRAIN_LEN, **model):
-    cfg = ModelConfig(d_model=32, heads=4, kv_heads=2, **{'layers': 2, 'tile': 3, 'loss_chunk': 7, **model})
+    cfg = ModelConfig(d_model=32, heads=4, kv_heads=2, **{'layers': 1, 'tile': 3, 'loss_chunk': 7, **model})
     make = lambda: LM(cfg, (scheme,), vocab_size=VOCAB, train_len=train_len, rngs=nnx.Rngs(0))  # noqa: E731
     self.mesh, self.train_len = mesh, train_len
     self.graphdef, _ = abstract(make)
     shapes = {'heads': cfg.heads, 'head_dim': cfg.width, 'd_model': cfg.d_model, 'train_len': train_len}
     self.slots = [posenc.build(scheme, **shapes, rngs=nnx.Rngs(0))]
-    tx = make_optimizer(OptimizerConfig(warmup_steps=0, learning_rate=0.01), 10, decay_mask(nnx.eval_shape(make)))
+    # Adam's own eps would make a step of the rounding of a gradient that is nearly 0.
+    tx = optax.adam(1e-3, eps=1e-3)
 
     def init():
       params = nnx.to_pure_dict(nnx.state(make()))
@@ -75,9 +76,14 @@ class Run:
     return score(plan, plan.windows('non_overlapping', EVAL_LEN), self.positions(EVAL_LEN))
 
 
-def difference(got, want):
-  pairs = zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
-  return max(float(np.abs(np.asarray(a, np.float64) - np.asarray(b, np.float64)).max()) for a, b in pairs)
+def difference(got, want, relative=False):
+  """The largest of all arrays; relative to the largest number of each, and to 1 or more unless that is asked for."""
+
+  def of(a, b):
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    return float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-30 if relative else 1.0))
+
+  return max(map(of, jax.tree.leaves(got), jax.tree.leaves(want)))
 
 
 def trained(scheme, meshes, **model):
@@ -93,6 +99,7 @@ def trained(scheme, meshes, **model):
       'loss': difference(their_losses, losses),
       'params': difference(theirs['params'], state['params']),
       'moved': difference(first, state['params']),
+      'moments': difference(theirs['opt'], state['opt'], relative=True),  # Adam's step hides a gradient's scale
       'nll': difference(many.evaluate(theirs['params']), nll),
       'spread': max(len({str(s.index) for s in a.addressable_shards}) for a in jax.tree.leaves(theirs)),
     }
@@ -120,8 +127,7 @@ def attended(form, shape, length, tile, method='none'):
 
     return jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3, 4), has_aux=True))(q, k, v, x, params)
 
-  got, want = jax.tree.leaves(run(make_mesh(BATCH, shape))), jax.tree.leaves(run(None))
-  return {'attend': max(difference(a, b) / max(1.0, float(jnp.abs(b).max())) for a, b in zip(got, want, strict=True))}
+  return {'attend': difference(run(make_mesh(BATCH, shape)), run(None))}
 
 
 def temporary_bytes(scheme, shape, length=32768):
@@ -142,7 +148,7 @@ def checkpoints_there_and_back(theirs, ours):
   checkpoints = Checkpoints(ours)
   restored = checkpoints.restore(1, run.abstract)
   checkpoints.close()
-  kernel = restored['opt'][1][0].mu['slots'][0]['mlp']['up']['kernel']
+  kernel = restored['opt'][0].mu['slots'][0]['mlp']['up']['kernel']
   return {
     'restored': difference(restored, jax.tree.map(lambda a: np.asarray(a) + 1, state)),
     'share': kernel.addressable_shards[0].data.size / kernel.size,
@@ -179,8 +185,8 @@ def child(root, *calls):
 
 def assert_trained(cases):
   for case, got in cases.items():
-    assert got['loss'] < 1e-5 and got['params'] < 1e-5 and got['nll'] < 1e-5, (case, got)
-    assert got['moved'] > 1e-3, case
+    assert max(got[name] for name in ('loss', 'params', 'nll')) < 1e-5, (case, got)
+    assert got['moments'] < 1e-4 and got['moved'] > 5e-4, (case, got)
     assert (got['spread'] > 1) == (', 8, ' in case or ', 2, ' in case), case
 
 
@@ -193,7 +199,7 @@ def small(root, tmp_path_factory):
   checkpoints.save(1, jax.tree.map(lambda a: a + 1, state))
   checkpoints.close()
   calls = {
-    'rope': 'trained("rope", [(2, 2, 2)], layers=1)',
+    'rope': 'trained("rope", [(2, 2, 2)])',
     'cope': 'attended("cope(npos_max=6)", (1, 1, 8), 80, 4)',
     'window': 'attended("fox", (1, 2, 4), 72, 4, "window")',
     'checkpoints': f'checkpoints_there_and_back({str(theirs)!r}, {str(ours)!r})',
@@ -232,7 +238,7 @@ def test_every_mesh_trains_and_evaluates_like_one_device(root, scheme):
 
 @SLOW
 def test_remat_and_dropout_on_a_mesh(root):
-  call = 'trained("rope", [(2, 2, 2)], remat=True, dropout=0.1, layers=4)'
+  call = 'trained("cope", [(2, 2, 2)], remat=True, dropout=0.1, layers=4)'
   assert_trained(child(root, call)[call])
 
 
