@@ -356,7 +356,7 @@ def _seen(graphdef, tile, ring, params, q, k, v_BKTH, at_q, at_k, masks):
 
 
 def _pulled(graphdef, tile, ring, saved, do_BNTH):
-  """Gradients of `_seen`'s o, float32."""
+  """Gradients of `_seen`'s o; of the parameters, [1, ...], this device's share."""
   params, q, k, v_BKTH, at_q, at_k, masks, o_BNTH, lse_BNT, begun = saved
   do_BNTH = do_BNTH.astype(jnp.float32)
   delta_BNT = (do_BNTH * o_BNTH).sum(-1)
@@ -390,17 +390,15 @@ def _pulled(graphdef, tile, ring, saved, do_BNTH):
 
     seen = (dparams, _zeros(q), jax.tree.map(lambda a: jnp.zeros_like(a[0]), begun))
     (dparams, dq, _), (dk, dv) = ring.rightwards(visit, seen, (k, v_BKTH, at_k), sums, begun)
-  if ring is not None:  # once, not in the loops over tiles, where XLA would put it
-    dparams = jax.lax.psum(dparams, ring.mesh.axis_names)
 
   def like(grad, x):
     return jax.tree.map(lambda g, a: g.astype(a.dtype), grad, x)
 
-  return dparams, like(dq, q), like(dk, k), like(dv, v_BKTH)
+  return jax.tree.map(lambda a: a[None], dparams), like(dq, q), like(dk, k), like(dv, v_BKTH)
 
 
 # Where the arguments of `_attention` lie on a mesh: parameters and masks whole, the rest by batch and length.
-_WHOLE, _PER_TOKEN = PartitionSpec(), PartitionSpec(CONTEXT)
+_WHOLE, _PER_TOKEN, _PER_DEVICE = PartitionSpec(), PartitionSpec(CONTEXT), PartitionSpec((*BATCH, CONTEXT))
 _PER_QUERY = _PER_KEY = PartitionSpec(BATCH, None, CONTEXT)  # [B, N or K, T, ...]
 _STATE = PartitionSpec(BATCH, CONTEXT)
 _Q: Any = Side(*[PartitionSpec(BATCH, None, None, CONTEXT)] * 2, _STATE)  # pyrefly: ignore
@@ -431,7 +429,10 @@ def _forward(graphdef, tile, ring, *arguments):
 def _backward(graphdef, tile, ring, saved, do_BNTH):
   pulled = functools.partial(_pulled, graphdef, tile, ring)
   specs = (*_ARGUMENTS, *_SEEN), _PER_QUERY
-  return *_everywhere(ring, pulled, specs, (_WHOLE, _Q, _K, _PER_KEY))(saved, do_BNTH), None, None, None
+  dparams, *rest = _everywhere(ring, pulled, specs, (_PER_DEVICE, _Q, _K, _PER_KEY))(saved, do_BNTH)
+  # Summed once, not in the loops over tiles, where XLA would put it.
+  dparams = jax.tree.map(lambda a: a[0] if ring is None else a.sum(0), dparams)
+  return dparams, *rest, None, None, None
 
 
 _attention.defvjp(_forward, _backward)

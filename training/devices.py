@@ -6,6 +6,7 @@ import pathlib
 from typing import Any
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from models.ring import BATCH, CONTEXT
@@ -39,6 +40,11 @@ def make_mesh(batch: int, shape: tuple[int, int, int] = (0, 1, 1)) -> Mesh:
     raise SpecError(f'config.mesh = {shape}: a data x fsdp is allowed that divides the {batch} windows of a batch')
   if not data:
     data = max(n for n in range(1, len(devices) // least + 1) if batch % (n * fsdp) == 0)
+  if devices[0].platform == 'cpu' and fsdp * context > 1:
+    # jax gives every collective inside `shard_map` one channel. XLA keeps them apart by their order, which an
+    # executable for the CPU loses on its way through the cache: it computes garbage, or waits for ever (jax 0.10.2).
+    jax.config.update('jax_enable_compilation_cache', False)
+    compilation_cache.reset_cache()
   shape = (data, fsdp, context)
   # Auto axes: the compiler spreads what the batch's sharding implies; Explicit, the default, would type every array.
   return jax.make_mesh(
