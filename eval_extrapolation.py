@@ -9,7 +9,6 @@ import functools
 import pathlib
 from typing import Any
 
-import jax
 import tqdm
 from absl import flags
 
@@ -23,11 +22,12 @@ from models.lm import abstract
 from spec import SpecError
 from training import cli, provenance
 from training.checkpoints import Checkpoints, as_abstract
-from training.devices import make_mesh, whole
+from training.devices import make_mesh, spread
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a run of train.py.', required=True)
 METHOD = flags.DEFINE_multi_string('method', None, "A scaling method, such as 'yarn(factor=8)+logn'. Repeat for more.")
 MULTIPLES = flags.DEFINE_list('multiples', None, 'Lengths in units of train_len, such as 0.5,1,2,4.')
+MESH = flags.DEFINE_list('mesh', None, "data,fsdp,context of this sweep, such as 0,1,8; the config's by default.")
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'A step, or latest.')
 
 
@@ -40,6 +40,8 @@ def main() -> int:
     asked['methods'] = tuple(METHOD.value)
   if MULTIPLES.value:
     asked['eval']['multiples'] = tuple(_number('multiples', text) for text in MULTIPLES.value)
+  if MESH.value:
+    asked['mesh'] = tuple(_number('mesh', text, int) for text in MESH.value)
   config = Config.from_dict(asked)  # checked like any config
   methods = ('none', *(m for m in config.methods if m != 'none'))  # what every method is compared with
   lengths = [config.tokens(m) for m in config.eval.multiples]
@@ -48,6 +50,7 @@ def main() -> int:
   if step is None:
     raise SpecError(f'workdir = {str(workdir)!r}: holds no checkpoint yet')
   report.check_writable(workdir / 'extrapolation')
+  mesh = make_mesh(0, config.mesh)  # batches are cut to fit it
 
   # ---- data, model
   data = config.load_data()
@@ -64,8 +67,7 @@ def main() -> int:
   )
   make = functools.partial(config.build_model, data.tokenizer.vocab_size)
   graphdef, shapes = abstract(make)
-  mesh = make_mesh(len(jax.devices()))
-  params = checkpoints.restore(step, {'params': as_abstract(shapes, whole(mesh))})['params']
+  params = checkpoints.restore(step, {'params': as_abstract(shapes, spread(mesh, shapes))})['params']
   checkpoints.close()
 
   # ---- the sweep
@@ -129,7 +131,7 @@ def _number(flag: str, text: str, kind: type = float) -> Any:
   try:
     return kind(text)
   except ValueError:
-    allowed = 'a whole number, or latest,' if kind is int else 'a number'
+    allowed = {'checkpoint': 'a whole number, or latest,', 'mesh': 'a whole number'}.get(flag, 'a number')
     raise SpecError(f'--{flag}: {text!r}: {allowed} is allowed') from None
 
 

@@ -22,7 +22,7 @@ from data import TrainWindows
 from models.lm import abstract
 from training import cli, provenance
 from training.checkpoints import Checkpoints, as_abstract
-from training.devices import make_mesh, split_batch, whole
+from training.devices import make_mesh, split_tokens, spread, whole
 from training.log import RunLog
 from training.optimizer import decay_mask, make_optimizer, schedule
 from training.step import make_train_step, make_validate
@@ -54,6 +54,7 @@ def main() -> int:
       remarks.append(f'no validation at {multiple:g}x: {reason}')
     else:
       held_out[multiple] = (TrainWindows(data.splits.validation, length, **cut_as, seed=0), pos)
+  mesh = make_mesh(config.batch, config.mesh)
   provenance.claim(workdir, config, data)
   checkpoints = Checkpoints(workdir, keep=config.log.keep)
   start = checkpoints.latest or 0
@@ -65,21 +66,21 @@ def main() -> int:
   make = functools.partial(config.build_model, data.tokenizer.vocab_size)
   graphdef, shapes = abstract(make)
   tx = make_optimizer(config.optimizer, config.steps, decay_mask(nnx.eval_shape(make)))
-  mesh = make_mesh(config.batch)
 
   def init():
     params = nnx.to_pure_dict(nnx.state(make()))
     return {'params': params, 'opt': tx.init(params)}
 
+  home = spread(mesh, jax.eval_shape(init))
   if start:
-    state = checkpoints.restore(start, as_abstract(jax.eval_shape(init), whole(mesh)))
+    state = checkpoints.restore(start, as_abstract(jax.eval_shape(init), home))
   else:
-    state = jax.jit(init, out_shardings=whole(mesh))()
+    state = jax.jit(init, out_shardings=home)()
 
   # ---- steps
   train_pos = jax.device_put(train_pos, whole(mesh))
-  train_step = make_train_step(graphdef, tx, train_pos, config.seed if config.model.dropout else None)
-  validate_step = make_validate(graphdef)
+  train_step = make_train_step(graphdef, tx, train_pos, config.seed if config.model.dropout else None, mesh)
+  validate_step = make_validate(graphdef, mesh)
   lr = schedule(config.optimizer, config.steps)
   tokens_per_step = config.optimizer.accumulate * config.batch * config.train_len
   flops_per_step = tokens_per_step * provenance.train_flops_per_token(config, shapes)
@@ -87,7 +88,7 @@ def main() -> int:
   def batch_at(step):
     arrays = windows.batch(step, config.optimizer.accumulate * config.batch)
     shape = (config.optimizer.accumulate, config.batch, config.train_len)
-    batch = [jax.device_put(a.reshape(shape), split_batch(mesh, axis=1)) for a in arrays]
+    batch = [jax.device_put(a.reshape(shape), split_tokens(mesh, axis=1)) for a in arrays]
     at = rule.train(config.seed, step)
     if at is not None:
       at = jax.device_put(tuple(a.astype(np.float32) for a in at), whole(mesh))

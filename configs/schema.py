@@ -49,7 +49,9 @@ class Config:
   posenc: a scheme, or a tuple of schemes that repeats over the layers. positions: where tokens stand in training, a
   rule of posenc/sampling.py. methods: what a sweep evaluates by default. train_len: tokens in a training window.
   max_multiple: the longest length a sweep of this run may ask for, in units of train_len; it fixes which documents are
-  held out and which tokens are scored. batch: windows per micro-batch.
+  held out and which tokens are scored. batch: windows per micro-batch. mesh: devices (data, fsdp, context); the first
+  two share the batch, fsdp the parameters and optimizer state too, context every sequence; data 0 is as many as there
+  are, or as divide the batch. It changes no result but by rounding, and a run may go on on another.
   """
 
   posenc: tuple[str, ...] = ('rope',)
@@ -71,6 +73,7 @@ class Config:
   steps: int = 10_000
   batch: int = 32
   seed: int = 0
+  mesh: tuple[int, int, int] = (0, 1, 1)
   data: DataConfig = DataConfig()
   model: ModelConfig = ModelConfig()
   optimizer: OptimizerConfig = OptimizerConfig()
@@ -83,6 +86,15 @@ class Config:
         raise ValueError(f'{field} = {getattr(self, field)}: a whole number of at least 1 is allowed')
     if not 0 <= self.seed < 2**32:
       raise ValueError(f'seed = {self.seed}: a whole number from 0 to 2**32 - 1 is allowed')
+    if len(self.mesh) != 3 or min(self.mesh[1:]) < 1 or self.mesh[0] < 0:
+      raise ValueError(
+        f'mesh = {self.mesh}: three whole numbers (data, fsdp, context) of at least 1 are allowed, data also 0'
+      )
+    data, fsdp, context = self.mesh
+    if self.batch % (max(data, 1) * fsdp):
+      raise ValueError(f'mesh = {self.mesh}: a data x fsdp that divides batch = {self.batch} is allowed')
+    if self.train_len % context:
+      raise ValueError(f'mesh = {self.mesh}: a context that divides train_len = {self.train_len} is allowed')
     if not self.posenc:
       raise ValueError('posenc = (): at least one scheme is allowed')
     if not self.methods or len(set(self.methods)) != len(self.methods):
@@ -106,6 +118,11 @@ class Config:
         raise ValueError(f'{field}: {multiple} x train_len = {self.train_len}: a whole number of tokens is allowed')
       if multiple > self.max_multiple:
         raise ValueError(f'{field}: {multiple}: at most max_multiple = {self.max_multiple} is allowed')
+      if self.tokens(multiple) % context:
+        raise ValueError(
+          f'mesh = {self.mesh}: a context that divides the {self.tokens(multiple)} tokens of {field}: {multiple} '
+          'is allowed'
+        )
     for multiple in self.eval.multiples:
       if multiple * self.train_len <= targets:
         raise ValueError(

@@ -1,13 +1,16 @@
 """Negative log-likelihoods of windows, by one compiled program per length."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from evaluation.plan import Plan, Window
+from models.lm import merge
+from models.ring import BATCH, CONTEXT
 from posenc import Positions
 
 
@@ -19,20 +22,20 @@ class Scorer:
   not constants in it, so that every method of one length runs the same one; `traces` counts compilations.
   """
 
-  def __init__(self, graphdef: Any, params: Any, mesh: jax.sharding.Mesh, batch_tokens: int):
+  def __init__(self, graphdef: Any, params: Any, mesh: Mesh, batch_tokens: int):
     self.traces = 0
     self._params, self._mesh, self._batch_tokens = params, mesh, batch_tokens
 
     def nll(params, inputs_BT, targets_BT, pos):
       self.traces += 1
-      return nnx.merge(graphdef, params).nll(inputs_BT, targets_BT, pos)
+      return merge(graphdef, params, mesh).nll(inputs_BT, targets_BT, pos)
 
     self._nll = jax.jit(nll)
 
   def rows(self, length: int) -> int:
-    """Windows per batch: a multiple of the devices."""
-    devices = self._mesh.size
-    return max(self._batch_tokens // (length * devices), 1) * devices
+    """Windows per batch: a multiple of the devices that share it."""
+    shares = math.prod(self._mesh.shape[axis] for axis in BATCH)
+    return max(self._batch_tokens // (length * shares), 1) * shares
 
   def __call__(
     self,
@@ -44,7 +47,7 @@ class Scorer:
     """NLL of each window's scored tokens, nats, f32[len(windows), scored]; `done(tokens)` after each batch."""
     length, scored = windows[0].length, windows[0].scored
     rows = self.rows(length)
-    split = jax.sharding.NamedSharding(self._mesh, jax.sharding.PartitionSpec('data'))
+    split = NamedSharding(self._mesh, PartitionSpec(BATCH, CONTEXT))
     out, waiting = [], None
 
     def collect(entry):

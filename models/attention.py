@@ -12,11 +12,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
 
+from models.ring import BATCH, CONTEXT, Ring
 from posenc import Positions, PositionScheme
 
 # Finite, so that a wholly masked row is uniform rather than NaN, and gates of it (CoPE's) are exactly 0.
 MASKED = -1e30
+# The index of a token that pads a block of keys in mid-sequence: later than any query.
+BEHIND = 2**30
 
 
 class Side(NamedTuple):
@@ -224,28 +228,31 @@ def attend_tiles(
   return Running(*(_unstack(a, 2) for a in out))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attention(graphdef, tile, params, q, k, v_BKTH, at_q, at_k, masks):
-  return _forward(graphdef, tile, params, q, k, v_BKTH, at_q, at_k, masks)[0]
+def pull_tiles(
+  graphdef: Any,
+  params: Any,
+  q: Side,
+  k: Side,
+  v_BKSH: jax.Array,
+  at_q: Where,
+  at_k: Where,
+  masks: Masks,
+  do_BNTH: jax.Array,
+  lse_BNT: jax.Array,
+  delta_BNT: jax.Array,
+  running: tuple[Any, Any] | None,
+  sums: tuple[Any, Side, jax.Array],
+  *,
+  tile: int,
+) -> tuple[tuple[Any, Side, jax.Array], Side, Any]:
+  """Gradients of `attend_tiles`, for every scheme: `sums` + those of (params, k, v); that of q; that of the carry.
 
-
-def _forward(graphdef, tile, params, q, k, v_BKTH, at_q, at_k, masks):
-  seen = attend_tiles(nnx.merge(graphdef, params), q, k, v_BKTH, at_q, at_k, masks, None, tile=tile)
-  o_BNTH = seen.o_BNTH / seen.l_BNT[..., None]
-  lse_BNT = seen.m_BNT + jnp.log(seen.l_BNT)
-  return o_BNTH, (params, q, k, v_BKTH, at_q, at_k, masks, o_BNTH, lse_BNT)
-
-
-def _backward(graphdef, tile, saved, do_BNTH):
-  """Gradients for every scheme at once: a tile's logits are recomputed, and `jax.vjp` of `_logits` does the rest.
-
-  With p = exp(logits - lse) and delta = sum(do * o), d logits = p * (dp - delta). A scheme's carries are run forward
-  once per query row and kept for that row alone: for all rows they would be O(T**2 / tile).
+  A tile's logits are recomputed, and `jax.vjp` of `_logits` does the rest: with p = exp(logits - lse) and
+  delta = sum(do * o), d logits = p * (dp - delta). `running`: the carry that these keys began with and the gradient of
+  the one they ended with, where they are not all there is. Within them a scheme's carries are run forward once per
+  query row and kept for that row alone: for all rows they would be O(T**2 / tile).
   """
-  params, q, k, v_BKTH, at_q, at_k, masks, o_BNTH, lse_BNT = saved
-  do_BNTH = do_BNTH.astype(jnp.float32)
-  delta_BNT = (do_BNTH * o_BNTH).sum(-1)
-  tiles = v_BKTH.shape[-2] // tile
+  tiles = v_BKSH.shape[-2] // tile
 
   def logits(params, q_i, k_s, at_i, at_s, carry):
     return _logits(nnx.merge(graphdef, params), q_i, k_s, at_i, at_s, masks, carry)
@@ -257,7 +264,11 @@ def _backward(graphdef, tile, saved, do_BNTH):
     q_i, at_i = _side(q, i * tile, tile), _where(at_q, i * tile, tile)
     do, lse, delta = (_tile(a, i * tile, tile, 2) for a in (do_BNTH, lse_BNT, delta_BNT))
     walk = _walk(at_i, at_k.token_T[0], masks, tile, tiles)
-    carry = nnx.merge(graphdef, params).init_carry(jnp.swapaxes(_heads(q_i.x), 1, 2))
+    if running is None:
+      carry = nnx.merge(graphdef, params).init_carry(jnp.swapaxes(_heads(q_i.x), 1, 2))
+      dcarry = jax.tree.map(jnp.zeros_like, carry)
+    else:
+      carry, dcarry = _tile(running, i * tile, tile, 2)
     carries = jax.tree.map(lambda a: jnp.zeros((tiles, *a.shape), a.dtype).at[0].set(a), carry)
 
     def key(step):
@@ -277,7 +288,7 @@ def _backward(graphdef, tile, saved, do_BNTH):
       step = walk.count - 1 - back
       dparams, dq, dk, dv, dcarry = grads
       s, k_s, at_s = key(step)
-      v_s = _tile(v_BKTH, s, tile, -2)
+      v_s = _tile(v_BKSH, s, tile, -2)
       carry = jax.tree.map(lambda a: a[step], carries)
       (scores, _), vjp = jax.vjp(lambda w, a, b, c: logits(w, a, b, at_i, at_s, c), params, q_i, k_s, carry)
       p = jnp.exp(scores - lse[..., None])
@@ -302,29 +313,141 @@ def _backward(graphdef, tile, saved, do_BNTH):
       return dparams, dq, dk, add_tile(dv, dv_s, -2), dcarry
 
     dparams, dk, dv = sums
-    dcarry = jax.tree.map(jnp.zeros_like, carry)
-    dparams, dq, dk, dv, _ = _loop(walk.count, tiles, pull, (dparams, _zeros(q_i), dk, dv, dcarry))
-    return (dparams, dk, dv), dq
+    limit = tiles if running is None else tiles + 1  # as in attend_tiles
+    dparams, dq, dk, dv, dcarry = _loop(walk.count, limit, pull, (dparams, _zeros(q_i), dk, dv, dcarry))
+    return (dparams, dk, dv), (dq, None if running is None else dcarry)
 
-  # Sums over tiles are kept in float32 whatever the compute dtype.
-  sums = (jax.tree.map(jnp.zeros_like, params), _zeros(k), _zeros(v_BKTH))
-  if tiles == 1:
-    (dparams, dk, dv), dq = row(jnp.int32(0), sums)
-  else:
-    (dparams, dk, dv), dq = jax.lax.scan(lambda sums, i: row(i, sums), sums, jnp.arange(tiles))
-    dq = Side(_unstack(dq.x, -2), _unstack(dq.far, -2), _unstack(dq.state, 1))
-
-  def like(grad, x):
-    return jax.tree.map(lambda g, a: g.astype(a.dtype), grad, x)
-
-  return dparams, like(dq, q), like(dk, k), like(dv, v_BKTH), None, None, None
+  rows = q.x.shape[-2] // tile
+  if rows == 1:
+    sums, (dq, dcarry) = row(jnp.int32(0), sums)
+    return sums, dq, dcarry
+  sums, (dq, dcarry) = jax.lax.scan(lambda sums, i: row(i, sums), sums, jnp.arange(rows))
+  return sums, Side(_unstack(dq.x, -2), _unstack(dq.far, -2), _unstack(dq.state, 1)), _unstack(dcarry, 2)
 
 
 def _zeros(tree: Any) -> Any:
   return jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), tree)
 
 
+def _blocks(ring: Ring, k: Side, v_BKTH: jax.Array, at_k: Where):
+  """block(c): the keys of chunk c, which begins at token `at_k.token_T[0]` of its own."""
+  size = v_BKTH.shape[-2] // ring.chunks
+  return lambda c: (_side(k, c * size, size), _tile(v_BKTH, c * size, size, -2), _where(at_k, c * size, size)), size
+
+
+def _seen(graphdef, tile, ring, params, q, k, v_BKTH, at_q, at_k, masks):
+  """o, the log-sum-exp and, in a ring, the carries that each block of keys began with, [n, B, N, T]."""
+  scheme, begun = nnx.merge(graphdef, params), None
+  if ring is None or ring.size == 1:
+    seen = attend_tiles(scheme, q, k, v_BKTH, at_q, at_k, masks, None, tile=tile)
+  else:
+
+    def visit(running, block):
+      keys, _ = _blocks(ring, *block)
+
+      def add(c, running):
+        k_c, v_c, at_c = keys(ring.chunks - 1 - c)
+        return attend_tiles(scheme, q, k_c, v_c, at_q, at_c, masks, running, tile=tile)
+
+      return _loop(ring.chunks, ring.chunks, add, running), running.carry
+
+    seen, begun = ring.leftwards(visit, start_running(scheme, q, v_BKTH.shape[-1]), (k, v_BKTH, at_k))
+  return seen.o_BNTH / seen.l_BNT[..., None], seen.m_BNT + jnp.log(seen.l_BNT), begun
+
+
+def _pulled(graphdef, tile, ring, saved, do_BNTH):
+  """Gradients of `_seen`'s o; of the parameters, [1, ...], this device's share."""
+  params, q, k, v_BKTH, at_q, at_k, masks, o_BNTH, lse_BNT, begun = saved
+  do_BNTH = do_BNTH.astype(jnp.float32)
+  delta_BNT = (do_BNTH * o_BNTH).sum(-1)
+  pull = functools.partial(pull_tiles, graphdef, params, q, tile=tile)
+  # Sums over tiles are kept in float32 whatever the compute dtype.
+  dparams, sums = jax.tree.map(jnp.zeros_like, params), (_zeros(k), _zeros(v_BKTH))
+  if ring is None or ring.size == 1:
+    (dparams, dk, dv), dq, _ = pull(k, v_BKTH, at_q, at_k, masks, do_BNTH, lse_BNT, delta_BNT, None, (dparams, *sums))
+  else:
+
+    def visit(seen, block, sums, carry):
+      keys, size = _blocks(ring, *block)
+
+      def one(c, both):
+        (dparams, dq, dcarry), (dk, dv) = both
+        k_c, v_c, at_c = keys(c)
+        sums_c = (dparams, _side(dk, c * size, size), _tile(dv, c * size, size, -2))
+        (dparams, dk_c, dv_c), dq_c, dcarry = pull(
+          k_c, v_c, at_q, at_c, masks, do_BNTH, lse_BNT, delta_BNT, (carry, dcarry), sums_c
+        )
+
+        def put(whole, part, axis):
+          return jax.tree.map(
+            lambda w, p: jax.lax.dynamic_update_slice_in_dim(w, p, c * size, axis % w.ndim), whole, part
+          )
+
+        dk = Side(put(dk.x, dk_c.x, -2), put(dk.far, dk_c.far, -2), put(dk.state, dk_c.state, 1))
+        return (dparams, jax.tree.map(jnp.add, dq, dq_c), dcarry), (dk, put(dv, dv_c, -2))
+
+      return _loop(ring.chunks, ring.chunks, one, (seen, sums))
+
+    seen = (dparams, _zeros(q), jax.tree.map(lambda a: jnp.zeros_like(a[0]), begun))
+    (dparams, dq, _), (dk, dv) = ring.rightwards(visit, seen, (k, v_BKTH, at_k), sums, begun)
+
+  def like(grad, x):
+    return jax.tree.map(lambda g, a: g.astype(a.dtype), grad, x)
+
+  return jax.tree.map(lambda a: a[None], dparams), like(dq, q), like(dk, k), like(dv, v_BKTH)
+
+
+# Where the arguments of `_attention` lie on a mesh: parameters and masks whole, the rest by batch and length.
+_WHOLE, _PER_TOKEN, _PER_DEVICE = PartitionSpec(), PartitionSpec(CONTEXT), PartitionSpec((*BATCH, CONTEXT))
+_PER_QUERY = _PER_KEY = PartitionSpec(BATCH, None, CONTEXT)  # [B, N or K, T, ...]
+_STATE = PartitionSpec(BATCH, CONTEXT)
+_Q: Any = Side(*[PartitionSpec(BATCH, None, None, CONTEXT)] * 2, _STATE)  # pyrefly: ignore
+_K: Any = Side(_PER_KEY, _PER_KEY, _STATE)  # pyrefly: ignore
+_ARGUMENTS = (_WHOLE, _Q, _K, _PER_KEY, _PER_TOKEN, _PER_TOKEN, _WHOLE)
+_SEEN = (_PER_QUERY, _PER_QUERY, PartitionSpec(None, BATCH, None, CONTEXT))
+
+
+def _everywhere(ring: Ring | None, f, in_specs, out_specs):
+  """`f` on every device with its own parts; itself without a mesh."""
+  if ring is None:
+    return f
+  # Unchecked: the tiles' loops start from constants, and every gradient is summed by hand.
+  return jax.shard_map(f, mesh=ring.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _attention(graphdef, tile, ring, params, q, k, v_BKTH, at_q, at_k, masks):
+  return _forward(graphdef, tile, ring, params, q, k, v_BKTH, at_q, at_k, masks)[0]
+
+
+def _forward(graphdef, tile, ring, *arguments):
+  seen = functools.partial(_seen, graphdef, tile, ring)
+  o_BNTH, lse_BNT, begun = _everywhere(ring, seen, _ARGUMENTS, _SEEN)(*arguments)
+  return o_BNTH, (*arguments, o_BNTH, lse_BNT, begun)
+
+
+def _backward(graphdef, tile, ring, saved, do_BNTH):
+  pulled = functools.partial(_pulled, graphdef, tile, ring)
+  specs = (*_ARGUMENTS, *_SEEN), _PER_QUERY
+  dparams, *rest = _everywhere(ring, pulled, specs, (_PER_DEVICE, _Q, _K, _PER_KEY))(saved, do_BNTH)
+  # Summed once, not in the loops over tiles, where XLA would put it.
+  dparams = jax.tree.map(lambda a: a[0] if ring is None else a.sum(0), dparams)
+  return dparams, *rest, None, None, None
+
+
 _attention.defvjp(_forward, _backward)
+
+
+def _ring(scheme: PositionScheme, mesh: Mesh | None, length: int, tile: int) -> tuple[Ring | None, int]:
+  """How the sequence lies on `mesh`, and the tile: a chunk of it at most."""
+  if mesh is None or mesh.size == 1:
+    return None, min(tile, length)
+  block = length // mesh.shape[CONTEXT]
+  q_BtNR = jax.ShapeDtypeStruct((1, 1, scheme.dims.heads, 1), jnp.float32)
+  runs_along = bool(jax.tree.leaves(jax.eval_shape(scheme.init_carry, q_BtNR)))
+  chunks = 2 if mesh.shape[CONTEXT] > 1 and block % 2 == 0 and not runs_along else 1
+  tile = min(tile, block // chunks)
+  return Ring(mesh, chunks, pad=-(block // chunks) % tile), tile
 
 
 def attend(
@@ -336,13 +459,17 @@ def attend(
   state: Any = (),
   *,
   tile: int,
+  mesh: Mesh | None = None,
 ) -> jax.Array:
-  """Causal attention under a position scheme, [B, T, N, H], exact for every `tile`.
+  """Causal attention under a position scheme, [B, T, N, H], exact for every `tile` and `mesh`.
 
   Rotates, multiplies q by `scheme.query_scale(pos)` and k by `pos.key_scale_T` (nobody else scales, so a temperature
   never touches an additive bias), then walks tiles with softmax in float32. `tile >= T` is the dense path;
   a T that is no multiple of the tile is padded on the right, where no query looks. Gradients reach q, k, v, `state`
   (the scheme's `token_state`) and the scheme's parameters; `pos` gets none.
+
+  On a mesh B is a multiple of data x fsdp and T of context, and keys travel around `context` block by block: O(T / n)
+  memory on each of its n devices.
   """
   b, length, n, _ = q_BTNH.shape
   kv = k_BTKH.shape[2]
@@ -350,8 +477,8 @@ def attend(
     raise ValueError(f'{n} query heads over {kv} key/value heads: a multiple is allowed')
   if pos.at_T.shape != (length,):
     raise ValueError(f'positions for {pos.at_T.shape[0]} tokens, queries for {length}')
-  tile = min(tile, length)
-  pad = -length % tile
+  ring, tile = _ring(scheme, mesh, length, tile)
+  pad = -length % tile if ring is None else 0
   scale_TN = scheme.query_scale(pos)
 
   def turned(pos_q, pos_k):
@@ -378,15 +505,34 @@ def attend(
   token_T = jnp.arange(length + pad, dtype=jnp.int32)
   at_T = padded(pos.at_T, 0)
   graphdef, params = nnx.split(scheme)
-  o_BNTH = _attention(
-    graphdef,
-    tile,
-    params,
+  sides = (
     Side(q, q_far, state),
     Side(k, k_far, state),
     padded(jnp.moveaxis(v_BTKH, 1, 2), -2),
     Where(token_T, at_T, far_q, padded(pos.window_T, 0)),
     Where(token_T, at_T, far_k, None),
-    Masks(pos.sinks, threshold),
   )
+  masks = Masks(pos.sinks, threshold)
+  if ring is None:
+    o_BNTH = _attention(graphdef, tile, ring, params, *sides, masks)
+  else:
+    specs = _ARGUMENTS[1:6]
+    sides = _everywhere(ring, functools.partial(_deal, ring), specs, specs)(*sides)
+    o_BNTH = _attention(graphdef, tile, ring, params, *sides, masks)
+    o_BNTH = _everywhere(ring, functools.partial(ring.collect, axis=2), (_PER_QUERY,), _PER_QUERY)(o_BNTH)
   return jnp.moveaxis(o_BNTH, 1, 2)[:, :length].astype(v_BTKH.dtype)
+
+
+def _deal(ring: Ring, q: Side, k: Side, v_BKTH: jax.Array, at_q: Where, at_k: Where):
+  """To the order of the ring. Padding stands behind every token, so that no query sees it."""
+
+  def along(axis):
+    return lambda tree: jax.tree.map(lambda a: ring.deal(a, axis), tree)
+
+  def side(x: Side) -> Side:
+    return Side(along(-2)(x.x), along(-2)(x.far), along(1)(x.state))
+
+  def where(at: Where) -> Where:
+    return along(0)(at)._replace(token_T=ring.deal(at.token_T, 0, constant_values=BEHIND))
+
+  return side(q), side(k), ring.deal(v_BKTH, -2), where(at_q), where(at_k)

@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.sharding import Mesh
 
 import posenc
 from models.attention import attend
+from models.ring import BATCH, CONTEXT, lies
 from posenc import Positions, PositionScheme
 
 DTYPES = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16}
@@ -84,12 +86,16 @@ class Attention(nnx.Module):
     # Both writers into the residual stream start small, so that its variance does not grow with depth (GPT-2).
     self.out = _linear(cfg.heads * cfg.width, cfg.d_model, cfg, rngs, shrink=0.5 / cfg.layers)
 
-  def __call__(self, x_BTD: jax.Array, scheme: PositionScheme, pos: Positions, tile: int) -> jax.Array:
+  def __call__(
+    self, x_BTD: jax.Array, scheme: PositionScheme, pos: Positions, tile: int, mesh: Mesh | None = None
+  ) -> jax.Array:
     b, t, _ = x_BTD.shape
     q_BTNH = self.query(x_BTD).reshape(b, t, self.cfg.heads, self.cfg.width)
     k_BTKH = self.key(x_BTD).reshape(b, t, self.cfg.kv, self.cfg.width)
     v_BTKH = self.value(x_BTD).reshape(b, t, self.cfg.kv, self.cfg.width)
-    o_BTNH = attend(q_BTNH, k_BTKH, v_BTKH, scheme, pos, scheme.token_state(x_BTD, pos), tile=tile)
+    # Of the whole sequence, also where it lies on many devices: it may run along it.
+    state = scheme.token_state(x_BTD, pos)
+    o_BTNH = attend(q_BTNH, k_BTKH, v_BTKH, scheme, pos, state, tile=tile, mesh=mesh)
     return self.out(o_BTNH.reshape(b, t, -1))
 
 
@@ -118,10 +124,16 @@ class Block(nnx.Module):
     self.mlp = MLP(cfg, rngs=rngs)
 
   def __call__(
-    self, x_BTD: jax.Array, scheme: PositionScheme, pos: Positions, tile: int, key: jax.Array | None
+    self,
+    x_BTD: jax.Array,
+    scheme: PositionScheme,
+    pos: Positions,
+    tile: int,
+    key: jax.Array | None,
+    mesh: Mesh | None = None,
   ) -> jax.Array:
     keys = (None, None) if key is None else jax.random.split(key)
-    mixed_BTD = self.attention(self.norm_attention(x_BTD), scheme, pos, tile)
+    mixed_BTD = self.attention(self.norm_attention(x_BTD), scheme, pos, tile, mesh)
     x_BTD = x_BTD + _dropout(mixed_BTD, self.cfg.dropout, keys[0])
     return x_BTD + _dropout(self.mlp(self.norm_mlp(x_BTD)), self.cfg.dropout, keys[1])
 
@@ -145,7 +157,11 @@ class LM(nnx.Module):
   name is the plain case. Blocks of a slot are stacked on a leading axis and scanned over the repeats of the pattern, so
   that the checkpoint does not depend on how layers are run. The LM owns the schemes: one per slot, for all its layers,
   or, where the scheme says `per_layer`, one for each, stacked and scanned like the slot's blocks.
+
+  `mesh`, which `merge` sets, spreads a call over devices: batch and sequence, and one layer's parameters at a time.
   """
+
+  mesh: Mesh | None = None
 
   def __init__(self, cfg: ModelConfig, pattern: Sequence[str], *, vocab_size: int, train_len: int, rngs: nnx.Rngs):
     self.cfg = cfg
@@ -186,7 +202,7 @@ class LM(nnx.Module):
     at_layers = [p.at_T if p.at_T.ndim == 2 else None for p in pos]
     first = pos[0] if at_layers[0] is None else dataclasses.replace(pos[0], at_T=at_layers[0][0])
     x_BTD = self.embedding(tokens_BT).astype(jnp.float32)
-    x_BTD = self.schemes[0].embed(x_BTD, first).astype(DTYPES[self.cfg.dtype])
+    x_BTD = self._lies(self.schemes[0].embed(x_BTD, first).astype(DTYPES[self.cfg.dtype]))
     graphdefs, stacks = zip(*(nnx.split(slot) for slot in self.slots))
     scheme_stacks = [nnx.state(scheme) if scheme.per_layer else None for scheme in self.schemes]
     repeats = self.cfg.layers // len(stacks)
@@ -195,10 +211,10 @@ class LM(nnx.Module):
     def repeat(x_BTD, slice_of):
       layers, params, at, slot_keys = slice_of
       for i, (graphdef, layer) in enumerate(zip(graphdefs, layers)):
-        block = nnx.merge(graphdef, layer)
+        block = nnx.merge(graphdef, lies(layer, self.mesh))
         scheme = self.schemes[i] if params[i] is None else nnx.merge(nnx.graphdef(self.schemes[i]), params[i])
         here = pos[i] if at[i] is None else dataclasses.replace(pos[i], at_T=at[i])
-        x_BTD = block(x_BTD, scheme, here, tile, None if slot_keys is None else slot_keys[i])
+        x_BTD = self._lies(block(x_BTD, scheme, here, tile, None if slot_keys is None else slot_keys[i], self.mesh))
       return x_BTD, None
 
     if self.cfg.remat:
@@ -208,6 +224,9 @@ class LM(nnx.Module):
     unroll = repeats if repeats <= 8 and not self.cfg.remat else 1
     x_BTD, _ = jax.lax.scan(repeat, x_BTD, (stacks, scheme_stacks, at_layers, keys), unroll=unroll)
     return self.norm(x_BTD)
+
+  def _lies(self, x_BTD: jax.Array) -> jax.Array:
+    return lies(x_BTD, self.mesh, BATCH, CONTEXT)
 
   def logits(self, x_BTD: jax.Array) -> jax.Array:
     """f32[B, T, V], never rounded to the compute dtype."""
@@ -226,24 +245,40 @@ class LM(nnx.Module):
   ) -> jax.Array:
     """-log p(target), nats, f32[B, T]. Chunk by chunk of T, and again in the backward pass: [B, T, V] never exists."""
     x_BTD = self.hidden(tokens_BT, pos, tile=tile, key=key)
-    length = tokens_BT.shape[1]
-    chunk = min(chunk or self.cfg.loss_chunk, length)
+    rows, length = tokens_BT.shape
+    blocks = 1 if self.mesh is None else self.mesh.shape[CONTEXT]
+    block = length // blocks  # each device's own part of the sequence is cut into chunks, so that none travels
+    chunk = min(chunk or self.cfg.loss_chunk, block)
 
     @jax.checkpoint
     def loss(xs):
       x_BcD, targets_Bc = xs
       return optax.softmax_cross_entropy_with_integer_labels(self.logits(x_BcD), targets_Bc)
 
-    if chunk == length:
+    if chunk == block:
       return loss((x_BTD, targets_BT))
-    pad = -length % chunk
+    pad = -block % chunk
 
     def chunks(x_BT):
-      x_BT = jnp.pad(x_BT, ((0, 0), (0, pad), *[(0, 0)] * (x_BT.ndim - 2)))
-      return jnp.moveaxis(x_BT.reshape(x_BT.shape[0], -1, chunk, *x_BT.shape[2:]), 1, 0)
+      """[chunks, B, blocks * chunk, ...]"""
+      rest = x_BT.shape[2:]
+      x_Bnb = jnp.pad(x_BT.reshape(rows, blocks, block, *rest), ((0, 0), (0, 0), (0, pad), *[(0, 0)] * len(rest)))
+      x_cBnc = jnp.moveaxis(x_Bnb.reshape(rows, blocks, -1, chunk, *rest), 2, 0)
+      return lies(x_cBnc.reshape(-1, rows, blocks * chunk, *rest), self.mesh, None, BATCH, CONTEXT)
 
     nll_cBc = jax.lax.map(loss, (chunks(x_BTD), chunks(targets_BT)))
-    return jnp.moveaxis(nll_cBc, 0, 1).reshape(targets_BT.shape[0], -1)[:, :length]
+    nll_Bnb = jnp.moveaxis(nll_cBc.reshape(-1, rows, blocks, chunk), 0, 2).reshape(rows, blocks, -1)
+    return nll_Bnb[..., :block].reshape(rows, length)
+
+
+def merge(graphdef: Any, params: Any, mesh: Mesh | None = None) -> Any:
+  """The model of these parameters, to run on `mesh`. All but its layers, which `hidden` uses one by one, is made whole
+  here, once: the table that is embedding and head is read in every chunk of the loss."""
+  if mesh is None or mesh.size == 1:
+    return nnx.merge(graphdef, params)
+  model = nnx.merge(graphdef, {name: x if name == 'slots' else lies(x, mesh) for name, x in params.items()})
+  model.mesh = mesh
+  return model
 
 
 def abstract(make) -> tuple[Any, Any]:

@@ -292,8 +292,8 @@ def test_each_step_has_its_own_positions(train, tmp_path, monkeypatch):
     step = make_train_step(*args)
     return lambda *args: (seen.append(args[-1]), step(*args))[1]
 
-  def validate(graphdef):
-    step = make_validate(graphdef)
+  def validate(*args):
+    step = make_validate(*args)
     return lambda *args: (validated.append(args[-1]), step(*args))[1]
 
   fields = {'positions': 'randomized(max_len=64)', 'steps': 3, 'seed': 5, 'batch': 4, 'log.validate_every': 3}
@@ -322,7 +322,7 @@ def test_a_loss_that_is_no_number_stops_the_run(train, tmp_path, capsys):
 
 def test_a_last_update_that_breaks_the_model_is_no_success(train, tmp_path, capsys):
   """The loss of its step is finite, being the one before it; only the validation after it can tell."""
-  broken = lambda graphdef: lambda *args: jnp.float32(jnp.nan)  # noqa: E731
+  broken = lambda *args: lambda *args: jnp.float32(jnp.nan)  # noqa: E731
   assert train(tmp_path / 'run', {'batch': 4, 'steps': 1}, make_validate=broken) == 1
   assert 'error: validation nll = nan at step 1; last checkpoint: none' in capsys.readouterr().err
 

@@ -83,5 +83,8 @@ def _leaves(tree: Any) -> dict[str, str]:
   }
 
 
-def as_abstract(tree: Any, sharding: jax.sharding.Sharding) -> Any:
-  return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=sharding), tree)
+def as_abstract(tree: Any, sharding: Any) -> Any:
+  """`sharding`: one for all arrays, or a tree of them, whatever they were saved with."""
+  if isinstance(sharding, jax.sharding.Sharding):
+    sharding = jax.tree.map(lambda _: sharding, tree)
+  return jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), tree, sharding)

@@ -1,10 +1,18 @@
-"""The mesh: one axis, `data`, over which a batch is spread; parameters are whole on every device."""
+"""The mesh of a run, `config.mesh`, and how data, parameters and optimizer state lie on it."""
 
+import math
 import os
 import pathlib
+from typing import Any
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.experimental.compilation_cache import compilation_cache
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from models.ring import BATCH, CONTEXT
+from spec import SpecError
+
+SMALL = 1024  # elements: below, gathering an array costs more than keeping it
 
 
 def start_jax() -> None:
@@ -21,18 +29,52 @@ def start_jax() -> None:
     jax.config.update('jax_num_cpu_devices', min(cores, 8))
 
 
-def make_mesh(batch: int) -> jax.sharding.Mesh:
-  """All devices, or as many as divide `batch`."""
+def make_mesh(batch: int, shape: tuple[int, int, int] = (0, 1, 1)) -> Mesh:
+  """(data, fsdp, context) of the devices at hand; data 0: as many as there are, or as divide `batch` (0: any do)."""
+  data, fsdp, context = shape
   devices = jax.devices()
-  count = max(n for n in range(1, len(devices) + 1) if batch % n == 0)
+  least = max(data, 1) * fsdp * context
+  if least > len(devices):
+    raise SpecError(f'config.mesh = {shape}: at most the {len(devices)} devices at hand are allowed, not {least}')
+  if batch % (max(data, 1) * fsdp):
+    raise SpecError(f'config.mesh = {shape}: a data x fsdp is allowed that divides the {batch} windows of a batch')
+  if not data:
+    data = max(n for n in range(1, len(devices) // least + 1) if batch % (n * fsdp) == 0)
+  if devices[0].platform == 'cpu' and fsdp * context > 1:
+    # jax gives every collective inside `shard_map` one channel. XLA keeps them apart by their order, which an
+    # executable for the CPU loses on its way through the cache: it computes garbage, or waits for ever (jax 0.10.2).
+    jax.config.update('jax_enable_compilation_cache', False)
+    compilation_cache.reset_cache()
+  shape = (data, fsdp, context)
   # Auto axes: the compiler spreads what the batch's sharding implies; Explicit, the default, would type every array.
-  return jax.make_mesh((count,), ('data',), devices=devices[:count], axis_types=(AxisType.Auto,))
+  return jax.make_mesh(
+    shape, (*BATCH, CONTEXT), devices=devices[: math.prod(shape)], axis_types=(AxisType.Auto,) * len(shape)
+  )
 
 
-def split_batch(mesh: jax.sharding.Mesh, axis: int = 0) -> NamedSharding:
-  """Rows over devices; `axis` is the array's batch axis."""
-  return NamedSharding(mesh, PartitionSpec(*(None,) * axis, 'data'))
+def split_batch(mesh: Mesh, axis: int = 0) -> NamedSharding:
+  """Rows over devices; `axis` is the array's batch axis, and the one after it, if any, is left whole."""
+  return NamedSharding(mesh, PartitionSpec(*(None,) * axis, BATCH))
 
 
-def whole(mesh: jax.sharding.Mesh) -> NamedSharding:
+def split_tokens(mesh: Mesh, axis: int = 0) -> NamedSharding:
+  """The same, and the axis after `axis`, the sequence, over `context`."""
+  return NamedSharding(mesh, PartitionSpec(*(None,) * axis, BATCH, CONTEXT))
+
+
+def whole(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec())
+
+
+def spread(mesh: Mesh, state: Any) -> Any:
+  """Where parameters and optimizer state lie: the longest axis that `fsdp` divides over it; small arrays whole."""
+
+  def sharding(x):
+    size = mesh.shape['fsdp']
+    fits = [(n, axis) for axis, n in enumerate(x.shape) if n % size == 0]
+    if size == 1 or not fits or math.prod(x.shape) < SMALL:
+      return whole(mesh)
+    _, axis = max(fits)
+    return NamedSharding(mesh, PartitionSpec(*(None,) * axis, 'fsdp'))
+
+  return jax.tree.map(sharding, state)

@@ -18,7 +18,7 @@ PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'data
 def claim(workdir: pathlib.Path, config: Any, data: Any) -> None:
   """Writes `workdir/config.json`, or, where there is one, refuses another config and prints the difference.
 
-  The data are part of it: a config names a corpus, whose files may have changed since.
+  The data are part of it: a config names a corpus, whose files may have changed since. The mesh is not.
   """
   workdir.mkdir(parents=True, exist_ok=True)
   path = workdir / 'config.json'
@@ -32,7 +32,7 @@ def claim(workdir: pathlib.Path, config: Any, data: Any) -> None:
     changed = [
       f'{key}: {theirs.get(key, "absent")!r} -> {ours.get(key, "absent")!r}'
       for key in both
-      if theirs.get(key, both) != ours.get(key, both)
+      if key != 'config.mesh' and theirs.get(key, both) != ours.get(key, both)
     ]
     if changed:
       raise SpecError(f'{workdir} holds a run with another config ({"; ".join(changed)}); use another workdir')
@@ -132,7 +132,7 @@ def describe(config: Any, data: Any, windows: Any, params: Any, mesh: jax.shardi
     '',
     f'scheme {" ".join(config.posenc)}, {config.train_len} tokens at {config.positions} positions, '
     f'{config.batch} x {config.optimizer.accumulate} windows a step on {mesh.size} x '
-    f'{mesh.devices.flat[0].device_kind}',
+    f'{mesh.devices.flat[0].device_kind}, ' + ' x '.join(f'{name} {size}' for name, size in mesh.shape.items()),
     f'corpus {data.name}: {data.n_documents} documents, {data.n_tokens:,} tokens, sha256 {data.sha256[:16]}; '
     f'train {len(splits.train)}, validation {len(splits.validation)}, test {len(splits.test)}',
   ]

@@ -1,26 +1,38 @@
 """The jitted steps: one update, and one validation batch. The train state is a plain tree, {params, opt}."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
-from flax import nnx
+from jax.sharding import Mesh
 
+from models.lm import merge
+from models.ring import BATCH
 from posenc import Positions
+from training.devices import spread
 
 
 def make_train_step(
-  graphdef: Any, tx: optax.GradientTransformation, pos: tuple[Positions, ...], dropout_seed: int | None
+  graphdef: Any,
+  tx: optax.GradientTransformation,
+  pos: tuple[Positions, ...],
+  dropout_seed: int | None,
+  mesh: Mesh | None = None,
 ) -> Callable[..., tuple[dict, dict]]:
   """step(state, inputs_ABT, targets_ABT, n, at=None) -> state, metrics: update n from A micro-batches.
 
   Each token weighs the same: sums over micro-batches, one division. Dropout masks are a function of (seed, n); None is
   no dropout. `at` is where tokens stand in this update, for each slot f32[T] or f32[repeats, T] and for all windows of
-  all micro-batches alike; None is where `pos` has them, at every step, and then a constant of the program.
+  all micro-batches alike; None is where `pos` has them, at every step, and then a constant of the program. The state
+  lies on `mesh` as `devices.spread` says, before and after, gradients in between.
   """
+
+  def at_home(tree):
+    return tree if mesh is None or mesh.size == 1 else jax.lax.with_sharding_constraint(tree, spread(mesh, tree))
 
   def step(state, inputs_ABT, targets_ABT, n, at=None):
     params = state['params']
@@ -28,12 +40,13 @@ def make_train_step(
     base = None if dropout_seed is None else jax.random.fold_in(jax.random.key(dropout_seed), n)
 
     def batch_nll(params, inputs_BT, targets_BT, key):
-      return nnx.merge(graphdef, params).nll(inputs_BT, targets_BT, here, key=key).sum()
+      return merge(graphdef, params, mesh).nll(inputs_BT, targets_BT, here, key=key).sum()
 
     def micro(sums, batch):
       a, inputs_BT, targets_BT = batch
       key = None if base is None else jax.random.fold_in(base, a)
-      return jax.tree.map(jnp.add, sums, jax.value_and_grad(batch_nll)(params, inputs_BT, targets_BT, key)), None
+      loss, grads = jax.value_and_grad(batch_nll)(params, inputs_BT, targets_BT, key)
+      return jax.tree.map(jnp.add, sums, (loss, at_home(grads))), None
 
     count = inputs_ABT.shape[0]
     zeros = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
@@ -42,15 +55,20 @@ def make_train_step(
     loss, grads = jax.tree.map(lambda x: x / targets_ABT.size, sums)
     updates, opt = tx.update(grads, state['opt'], params)
     metrics = {'loss': loss, 'grad_norm': optax.tree.norm(grads)}
-    return {'params': optax.apply_updates(params, updates), 'opt': opt}, metrics
+    return at_home({'params': optax.apply_updates(params, updates), 'opt': opt}), metrics
 
   return jax.jit(step, donate_argnums=0)
 
 
-def make_validate(graphdef: Any) -> Callable[..., jax.Array]:
+def make_validate(graphdef: Any, mesh: Mesh | None = None) -> Callable[..., jax.Array]:
   """validate(params, inputs_BT, targets_BT, pos) -> mean NLL of the batch's tokens, nats."""
+  shares = 1 if mesh is None else math.prod(mesh.shape[axis] for axis in BATCH)
 
   def validate(params, inputs_BT, targets_BT, pos):
-    return nnx.merge(graphdef, params).nll(inputs_BT, targets_BT, pos).mean()
+    rows = inputs_BT.shape[0]
+    # Any number of windows: the first ones once more, uncounted, where devices would have no equal share.
+    again = jnp.arange(-rows % shares) % rows
+    inputs_BT, targets_BT = (jnp.concatenate([a, a[again]]) if again.size else a for a in (inputs_BT, targets_BT))
+    return merge(graphdef, params, mesh).nll(inputs_BT, targets_BT, pos)[:rows].mean()
 
   return jax.jit(validate)
