@@ -7,6 +7,7 @@ cd "$(dirname "$0")/.."
 ./scripts/setup.sh
 python=.venv/bin/python
 export JAX_PLATFORMS=${JAX_PLATFORMS:-cpu}
+source scripts/allocator.sh
 
 out=runs/quickstart
 config=configs/quickstart.py

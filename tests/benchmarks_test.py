@@ -1,0 +1,122 @@
+"""The benchmarks at tiny shapes: that they run, what they write, what they count. Never how long anything took."""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+import posenc
+from benchmarks import attention, memory, race, startup, train_step
+from benchmarks.build import evaluation
+from models.lm import ModelConfig
+
+# Ours run in this interpreter, peers in one that has neither torch nor transformers: their columns stay empty.
+NAMES = {
+  train_step: ['ours', 'HF Llama', 'HF Llama, our allocator', 'plain JAX', 'ours, default allocator'],
+  attention: ['torch SDPA', 'nope', 'alibi'],
+}
+
+
+@pytest.fixture
+def no_peer(tmp_path):
+  """An interpreter without packages."""
+  script = tmp_path / 'python'
+  script.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+  script.chmod(0o755)
+  return script
+
+
+def lines(folder, name):
+  return [json.loads(line) for line in (folder / f'{name}.jsonl').read_text().splitlines()]
+
+
+@pytest.mark.parametrize('module', NAMES, ids=lambda module: module.__name__)
+def test_races_write_what_ran_on_what(module, no_peer, tmp_path, capfd):
+  schemes = '' if module is train_step else 'nope,alibi'
+  module.main([
+    '--tiny', '--repeats=2', f'--schemes={schemes}', f'--peer_python={no_peer}', '--threads=1', f'--out={tmp_path}',
+  ])  # fmt: skip
+  out, err = capfd.readouterr()
+  name = module.__name__.split('.')[1]
+  written = lines(tmp_path, name)
+  assert len(written) == (1 if module is train_step else 2)
+  for line in written:
+    assert line['hardware']['cores'] and line['versions']['jax'] != 'absent'
+    runs = {run['name']: run for run in line['runs']}
+    assert list(runs) == NAMES[module]
+    for run in line['runs']:
+      missing = 'HF' in run['name'] or 'SDPA' in run['name']
+      assert len(run['wall']) == len(run['cpu']) == (0 if missing else 2)
+      assert ('absent' in run) == missing
+      assert f'| {run["name"]} ' in out
+    if module is train_step:  # the allocator changes no number
+      assert runs['ours']['loss'] == pytest.approx(runs['ours, default allocator']['loss'], rel=1e-6)
+  assert 'torch is not installed' in err and 'requirements-bench.txt' in err
+
+
+@pytest.mark.parametrize('shape', train_step.SHAPES.values(), ids=lambda shape: f'{shape["d_model"]}')
+def test_mlps_are_of_one_size(shape):
+  """SwiGLU's three matrices are as large as the classic two at width 4 D, which the plain step has."""
+  assert abs(3 * shape['d_mlp'] / (8 * shape['d_model']) - 1) < 0.05
+
+
+def test_memory_counts_bytes_and_an_exponent(tmp_path, capsys):
+  memory.main(['--tiny', '--schemes=nope,t5', f'--out={tmp_path}'])
+  (line,) = lines(tmp_path, 'memory')
+  assert [run['name'] for run in line['runs']] == ['nope', 't5']
+  assert all(size > 0 for run in line['runs'] for size in run['temporary_bytes'])
+  assert 'exponent' in capsys.readouterr().out
+
+
+def test_exponent_is_a_slope():
+  assert memory.exponent((1, 2, 4, 8), [3, 12, 48, 192]) == pytest.approx(2)
+  assert memory.exponent((1, 2, 4), [5, 10, 20]) == pytest.approx(1)
+
+
+@pytest.mark.parametrize('scheme', posenc.SCHEMES)
+def test_every_scheme_has_a_spec_that_fits(scheme):
+  """One missing line in SPEC would end a benchmark of an hour half-way."""
+  evaluation(scheme, 48, ModelConfig(layers=1, d_model=16, heads=2), vocab=8)
+
+
+def test_ratios_are_taken_within_rounds():
+  """A machine that gets three times slower half-way changes no ratio."""
+  a = race.Contestant('a', [], wall=[1.0, 1.0, 3.0, 3.0])
+  b = race.Contestant('b', [], wall=[2.0, 2.0, 6.0, 6.0])
+  assert race.ratio(b, a) == 2.0
+  assert race.ratio(a, race.Contestant('absent', [])) is None
+
+
+def test_a_contestant_that_fails_ends_the_race_with_its_reason(tmp_path):
+  broken = race.Contestant('broken', [sys.executable, '-c', 'raise RuntimeError("no such kernel")'])
+  with pytest.raises(SystemExit, match='(?s)broken: .*no such kernel'):
+    race.race([broken], repeats=1)
+
+
+def test_a_program_is_timed_up_to_a_line_and_stopped():
+  code = 'import time; print("step 1", flush=True); time.sleep(600)'
+  assert startup.seconds([sys.executable, '-c', code], dict(os.environ), until='step 1') < 60
+  with pytest.raises(SystemExit, match='no '):
+    startup.seconds([sys.executable, '-c', 'print("hello")'], dict(os.environ), until='step 1')
+
+
+def test_benchmarks_import_nothing_heavy(root):
+  """Peers live in their own environment: no module of ours needs torch to be read, and none its parent jax."""
+  for path in (root / 'benchmarks').glob('*.py'):
+    for node in ast.parse(path.read_text()).body:
+      names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+      names += [node.module or ''] if isinstance(node, ast.ImportFrom) else []
+      assert not {name.split('.')[0] for name in names} & {'torch', 'transformers'}, path.name
+  code = 'import sys, benchmarks.train_step, benchmarks.attention, benchmarks.memory, benchmarks.startup, '
+  code += 'benchmarks.peer_torch; assert not {"jax", "torch", "numpy"} & set(sys.modules)'
+  subprocess.run([sys.executable, '-c', code], cwd=root, check=True)
+
+
+def test_scripts_set_the_allocator_before_python_starts(root):
+  """glibc reads its tunables when a process begins: later is without effect."""
+  assert 'hugetlb=1' in race.allocator()['GLIBC_TUNABLES']
+  lines = (root / 'scripts' / 'quickstart.sh').read_text().splitlines()
+  assert lines.index('source scripts/allocator.sh') < next(i for i, line in enumerate(lines) if 'train.py' in line)
