@@ -72,9 +72,40 @@ class ModelConfig:
     return self.d_mlp or -(-8 * self.d_model // 3 // 32) * 32
 
 
+@jax.custom_vjp
+def _product(x_BTD: jax.Array, w_DF: jax.Array) -> jax.Array:
+  """x @ w, with the weights' gradient said as x^T dy.
+
+  By itself JAX says (dy^T x)^T, and XLA for CPUs then writes dy out transposed and multiplies at half speed: forward and
+  backward of an MLP (64, 128, 128) took 1.5 times as long. Flattening to [B * T, D] would do as well on one device, and
+  gather the sequence from all devices that share it.
+  """
+  return jnp.einsum('...D,DF->...F', x_BTD, w_DF)
+
+
+def _product_forward(x_BTD, w_DF):
+  return _product(x_BTD, w_DF), (x_BTD, w_DF)
+
+
+def _product_backward(saved, dy_BTF):
+  x_BTD, w_DF = saved
+  return jnp.einsum('...F,DF->...D', dy_BTF, w_DF), jnp.einsum('...D,...F->DF', x_BTD, dy_BTF)
+
+
+_product.defvjp(_product_forward, _product_backward)
+
+
 def _linear(d_in: int, d_out: int, cfg: ModelConfig, rngs: nnx.Rngs, shrink: float = 1.0) -> nnx.Linear:
   init = nnx.initializers.variance_scaling(shrink, 'fan_in', 'truncated_normal')
-  return nnx.Linear(d_in, d_out, use_bias=False, dtype=DTYPES[cfg.dtype], kernel_init=init, rngs=rngs)
+  return nnx.Linear(
+    d_in,
+    d_out,
+    use_bias=False,
+    dtype=DTYPES[cfg.dtype],
+    kernel_init=init,
+    dot_general=lambda x, w, *_, **__: _product(x, w),
+    rngs=rngs,
+  )
 
 
 class Attention(nnx.Module):
