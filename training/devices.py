@@ -1,22 +1,26 @@
 """The mesh of a run, `config.mesh`, and how data, parameters and optimizer state lie on it."""
 
+import functools
 import math
 import os
 import pathlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from models.ring import BATCH, CONTEXT
 from spec import SpecError
+from training import hosts
 
 SMALL = 1024  # elements: below, gathering an array costs more than keeping it
 
 
 def start_jax() -> None:
-  """Compile cache on, and one virtual CPU device per core; before the first array is made.
+  """Compile cache on, one virtual CPU device per core, one of several processes if there are; before the first array.
 
   XLA spreads one small program badly over cores: two devices with half a batch each train a nano model 1.3 times as
   fast as one device on two cores. Without effect on GPU and TPU.
@@ -27,6 +31,7 @@ def start_jax() -> None:
   if 'JAX_NUM_CPU_DEVICES' not in os.environ:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1  # macOS has none
     jax.config.update('jax_num_cpu_devices', min(cores, 8))
+  hosts.join()
 
 
 def make_mesh(batch: int, shape: tuple[int, int, int] = (0, 1, 1)) -> Mesh:
@@ -46,6 +51,11 @@ def make_mesh(batch: int, shape: tuple[int, int, int] = (0, 1, 1)) -> Mesh:
     jax.config.update('jax_enable_compilation_cache', False)
     compilation_cache.reset_cache()
   shape = (data, fsdp, context)
+  idle = jax.process_count() - len({device.process_index for device in devices[: math.prod(shape)]})
+  if idle:
+    raise SpecError(
+      f'config.mesh = {shape}: one with devices of all {jax.process_count()} processes is allowed, {idle} would be idle'
+    )
   # Auto axes: the compiler spreads what the batch's sharding implies; Explicit, the default, would type every array.
   return jax.make_mesh(
     shape, (*BATCH, CONTEXT), devices=devices[: math.prod(shape)], axis_types=(AxisType.Auto,) * len(shape)
@@ -60,6 +70,49 @@ def split_batch(mesh: Mesh, axis: int = 0) -> NamedSharding:
 def split_tokens(mesh: Mesh, axis: int = 0) -> NamedSharding:
   """The same, and the axis after `axis`, the sequence, over `context`."""
   return NamedSharding(mesh, PartitionSpec(*(None,) * axis, BATCH, CONTEXT))
+
+
+def whole_shares(mesh: Mesh, rows: int) -> int:
+  """`rows`, or the next number of them that the devices of a batch can share."""
+  shares = math.prod(mesh.shape[axis] for axis in BATCH)
+  return -(-rows // shares) * shares
+
+
+@functools.lru_cache
+def held(sharding: NamedSharding, shape: tuple[int, ...], process: int) -> np.ndarray:
+  """Rows of the batch, the last axis but one, that devices of `process` hold all or part of, rising."""
+  held_by = sharding.devices_indices_map(shape)
+  rows = {
+    row
+    for device, index in held_by.items()
+    if device.process_index == process
+    for row in range(*index[-2].indices(shape[-2]))
+  }
+  return np.array(sorted(rows))
+
+
+def place(
+  sharding: NamedSharding, shape: tuple[int, ...], cut: Callable[[np.ndarray], Sequence[np.ndarray]]
+) -> list[jax.Array]:
+  """Arrays of `shape`, [B, T] or [A, B, T], of which each process makes what its devices hold.
+
+  `cut(rows)` returns the windows [len(rows), T] of each array; rows of A micro-batches are counted on, a * B + b.
+  """
+  batch, length = shape[-2:]
+  rows = held(sharding, shape, jax.process_index())
+  parts = cut((np.arange(math.prod(shape[:-2]))[:, None] * batch + rows).reshape(-1))
+
+  def share(part):
+    part = part.reshape(*shape[:-2], len(rows), length)
+
+    def of(index):
+      first, last, _ = index[-2].indices(batch)
+      at = np.searchsorted(rows, first)
+      return part[..., at : at + last - first, index[-1]]
+
+    return jax.make_array_from_callback(shape, sharding, of)
+
+  return [share(part) for part in parts]
 
 
 def whole(mesh: Mesh) -> NamedSharding:
