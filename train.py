@@ -21,9 +21,10 @@ import posenc
 from configs.schema import Config
 from data import TrainWindows
 from models.lm import abstract
+from models.ring import place
 from training import cli, hosts, provenance
 from training.checkpoints import Checkpoints, as_abstract
-from training.devices import make_mesh, place, split_tokens, spread, whole_shares
+from training.devices import make_mesh, split_tokens, spread, whole_shares
 from training.log import RunLog
 from training.optimizer import decay_mask, make_optimizer, schedule
 from training.step import make_train_step, make_validate
@@ -124,7 +125,7 @@ def main() -> int:
   def validate(step):
     rows = config.log.validation_windows
     for multiple, (source, pos) in held_out.items():
-      shape = (whole_shares(mesh, rows), source.length)  # the first ones once more, uncounted, to fill it
+      shape = (whole_shares(mesh, rows), source.length)  # the first ones once more to fill it
       batch = place(split_tokens(mesh), shape, lambda at, source=source: source.batch(0, rows, at % rows))
       nll = float(validate_step(state['params'], *batch, jax.tree.map(np.asarray, pos), rows))
       if multiple <= 1 and not math.isfinite(nll):  # beyond, it is a finding about the scheme

@@ -10,9 +10,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from evaluation.plan import Plan, Window
 from models.lm import merge
-from models.ring import BATCH, CONTEXT, lies
+from models.ring import BATCH, CONTEXT, lies, place
 from posenc import Positions
-from training.devices import place
 
 
 class Scorer:

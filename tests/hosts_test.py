@@ -19,10 +19,11 @@ from configs.schema import Config
 from data import TokenDocument, TrainWindows
 from mesh_test import BATCH, Run, difference
 from models.lm import abstract
+from models.ring import held, place
 from spec import SpecError
 from training import hosts
 from training.checkpoints import Checkpoints, as_abstract
-from training.devices import held, make_mesh, place, split_tokens, whole
+from training.devices import make_mesh, split_tokens, whole
 from training.provenance import read
 
 SLOW = pytest.mark.slow

@@ -20,12 +20,12 @@ from evaluation.score import Scorer
 from forms import SPEC
 from models.attention import Masks, Where, _walk, attend
 from models.lm import LM, ModelConfig, abstract
-from models.ring import Ring
+from models.ring import Ring, place
 from posenc import SCHEMES, Far
 from score_test import VOCAB, make_plan
 from spec import SpecError
 from training.checkpoints import Checkpoints, as_abstract
-from training.devices import make_mesh, place, split_tokens, spread, whole, whole_shares
+from training.devices import make_mesh, split_tokens, spread, whole, whole_shares
 from training.step import make_train_step, make_validate
 
 BATCH, TRAIN_LEN, EVAL_LEN = 8, 80, 128

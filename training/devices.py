@@ -1,14 +1,11 @@
 """The mesh of a run, `config.mesh`, and how data, parameters and optimizer state lie on it."""
 
-import functools
 import math
 import os
 import pathlib
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -76,43 +73,6 @@ def whole_shares(mesh: Mesh, rows: int) -> int:
   """`rows`, or the next number of them that the devices of a batch can share."""
   shares = math.prod(mesh.shape[axis] for axis in BATCH)
   return -(-rows // shares) * shares
-
-
-@functools.lru_cache
-def held(sharding: NamedSharding, shape: tuple[int, ...], process: int) -> np.ndarray:
-  """Rows of the batch, the last axis but one, that devices of `process` hold all or part of, rising."""
-  held_by = sharding.devices_indices_map(shape)
-  rows = {
-    row
-    for device, index in held_by.items()
-    if device.process_index == process
-    for row in range(*index[-2].indices(shape[-2]))
-  }
-  return np.array(sorted(rows))
-
-
-def place(
-  sharding: NamedSharding, shape: tuple[int, ...], cut: Callable[[np.ndarray], Sequence[np.ndarray]]
-) -> list[jax.Array]:
-  """Arrays of `shape`, [B, T] or [A, B, T], of which each process makes what its devices hold.
-
-  `cut(rows)` returns the windows [len(rows), T] of each array; rows of A micro-batches are counted on, a * B + b.
-  """
-  batch, length = shape[-2:]
-  rows = held(sharding, shape, jax.process_index())
-  parts = cut((np.arange(math.prod(shape[:-2]))[:, None] * batch + rows).reshape(-1))
-
-  def share(part):
-    part = part.reshape(*shape[:-2], len(rows), length)
-
-    def of(index):
-      first, last, _ = index[-2].indices(batch)
-      at = np.searchsorted(rows, first)
-      return part[..., at : at + last - first, index[-1]]
-
-    return jax.make_array_from_callback(shape, sharding, of)
-
-  return [share(part) for part in parts]
 
 
 def whole(mesh: Mesh) -> NamedSharding:

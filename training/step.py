@@ -62,9 +62,12 @@ def make_train_step(
 
 
 def make_validate(graphdef: Any, mesh: Mesh | None = None) -> Callable[..., jax.Array]:
-  """validate(params, inputs_BT, targets_BT, pos, rows) -> mean NLL of the first `rows` windows' tokens, nats."""
+  """validate(params, inputs_BT, targets_BT, pos, rows=None) -> mean NLL of the tokens, nats.
 
-  def validate(params, inputs_BT, targets_BT, pos, rows):
+  rows: the first so many windows count. Devices share a batch equally; the others fill it up.
+  """
+
+  def validate(params, inputs_BT, targets_BT, pos, rows=None):
     return merge(graphdef, params, mesh).nll(inputs_BT, targets_BT, pos)[:rows].mean()
 
-  return jax.jit(validate, static_argnums=4)
+  return jax.jit(validate, static_argnames='rows')
