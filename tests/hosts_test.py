@@ -352,6 +352,24 @@ def test_what_process_0_refuses_ends_all(root, alone):
   assert errors.startswith('error: ') and errors.count('\n') == 1
 
 
+LATE = """
+import time
+from training import devices, hosts
+devices.start_jax()
+mesh = devices.make_mesh(0)
+time.sleep(0 if hosts.first() else 35)
+print(hosts.agree(mesh, 5))
+"""
+
+
+@SLOW
+def test_a_late_process_is_waited_for(root):
+  """For longer than the 30 s after which gloo gives up at a first collective."""
+  (code, stdout, stderr), (other, _, errors) = together(root, '-c', LATE)
+  assert (code, other) == (0, 0), stderr + errors
+  assert said(stdout) == ['5']
+
+
 @SLOW
 def test_a_mesh_without_a_process(root, tmp_path):
   for code, _, stderr in together(root, *train(tmp_path, '--config.mesh=(1, 1, 1)')):

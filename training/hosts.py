@@ -101,7 +101,8 @@ def agree(mesh: Mesh, value: int) -> int:
     return value
   from orbax.checkpoint import multihost  # two seconds; what does not train or sweep need not wait for it
 
-  multihost.sync_global_processes(f'agree {next(_meetings)}', timeout=LATE)
+  # The coordinator's barrier. `sync_global_processes` and jax's own would be a first collective already.
+  multihost.get_barrier_sync_fn()(key=f'agree {next(_meetings)}', timeout_ms=LATE * 1000)
 
   def largest(x):
     axes = [axis for axis in mesh.axis_names if mesh.shape[axis] > 1]
