@@ -20,7 +20,7 @@ from evaluation.score import Scorer
 from evaluation.sweep import cost, sweep
 from models.lm import abstract
 from spec import SpecError
-from training import cli, provenance
+from training import cli, hosts, provenance
 from training.checkpoints import Checkpoints, as_abstract
 from training.devices import make_mesh, spread
 
@@ -49,8 +49,8 @@ def main() -> int:
   step = checkpoints.latest if CHECKPOINT.value == 'latest' else _number('checkpoint', CHECKPOINT.value, int)
   if step is None:
     raise SpecError(f'workdir = {str(workdir)!r}: holds no checkpoint yet')
-  report.check_writable(workdir / 'extrapolation')
   mesh = make_mesh(0, config.mesh)  # batches are cut to fit it
+  hosts.on_first(mesh, lambda: report.check_writable(workdir / 'extrapolation'))
 
   # ---- data, model
   data = config.load_data()
@@ -96,7 +96,7 @@ def main() -> int:
   )
   scorer = Scorer(graphdef, params, mesh, config.eval.batch_tokens)
   points, kept = [], None
-  with tqdm.tqdm(total=tokens, unit='token', unit_scale=True, disable=None) as bar:
+  with tqdm.tqdm(total=tokens, unit='token', unit_scale=True, disable=hosts.quiet()) as bar:
     parts = sweep(
       scorer,
       plan,
@@ -111,8 +111,11 @@ def main() -> int:
       floor=data.floor,
     )
     for part in parts:  # written as it comes: a killed sweep keeps the lengths that it has measured
-      points, differed = report.write(workdir / 'extrapolation', part, keep=kept is None)
-      kept = kept or differed
+      if hosts.first():
+        points, differed = report.write(workdir / 'extrapolation', part, keep=kept is None)
+        kept = kept or differed
+  if not hosts.first():
+    return 0
 
   # ---- what it found
   for protocol in config.eval.protocols:

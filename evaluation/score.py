@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from evaluation.plan import Plan, Window
 from models.lm import merge
-from models.ring import BATCH, CONTEXT
+from models.ring import BATCH, CONTEXT, lies, place
 from posenc import Positions
 
 
@@ -28,7 +28,8 @@ class Scorer:
 
     def nll(params, inputs_BT, targets_BT, pos):
       self.traces += 1
-      return merge(graphdef, params, mesh).nll(inputs_BT, targets_BT, pos)
+      nll_BT = merge(graphdef, params, mesh).nll(inputs_BT, targets_BT, pos)
+      return lies(nll_BT, mesh) if jax.process_count() > 1 else nll_BT  # a process reads its own devices only
 
     self._nll = jax.jit(nll)
 
@@ -48,6 +49,7 @@ class Scorer:
     length, scored = windows[0].length, windows[0].scored
     rows = self.rows(length)
     split = NamedSharding(self._mesh, PartitionSpec(BATCH, CONTEXT))
+    pos = jax.tree.map(np.asarray, pos)  # whose copies may be on devices of other processes too
     out, waiting = [], None
 
     def collect(entry):
@@ -57,8 +59,9 @@ class Scorer:
 
     for i in range(0, len(windows), rows):
       part = windows[i : i + rows]
-      arrays = plan.tokens([*part, *[part[0]] * (rows - len(part))])
-      nll = self._nll(self._params, *(jax.device_put(a, split) for a in arrays), pos)
+      filled = [*part, *[part[0]] * (rows - len(part))]
+      arrays = place(split, (rows, length), lambda at, filled=filled: plan.tokens([filled[i] for i in at]))
+      nll = self._nll(self._params, *arrays, pos)
       if waiting is not None:  # fetched one batch late: the host cuts windows while the device computes
         collect(waiting)
       waiting = (nll, len(part))
