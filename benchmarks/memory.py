@@ -11,6 +11,7 @@ most (peak RSS): Python, jax and the compiler included.
 import json
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from benchmarks import race
 from benchmarks.race import Contestant
@@ -61,7 +62,7 @@ def main(argv: list[str] | None = None) -> None:
 
   start_jax()
   lengths = TINY if args.tiny else LENGTHS
-  model = {'layers': 1, 'd_model': 16, 'heads': 2, 'tile': 8, 'loss_chunk': 8} if args.tiny else {}
+  model: dict[str, Any] = {'layers': 1, 'd_model': 16, 'heads': 2, 'tile': 8, 'loss_chunk': 8} if args.tiny else {}
   run_length, cfg = lengths[-1] if args.tiny else RUN, ModelConfig(**model)
   rows, found = [], []
   for scheme in list(posenc.SCHEMES) if args.schemes is None else args.schemes.split(','):

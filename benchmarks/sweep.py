@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 import time
+from typing import Any
 
 from benchmarks import race
 from benchmarks.memory import exponent
@@ -23,12 +24,12 @@ METHODS = (
   'sliding_window', 'rerope',
 )  # fmt: skip
 MULTIPLES = (1, 2, 4, 8, 16, 32)
-SWEEP = {
+SWEEP: dict[str, Any] = {
   'train_len': 64, 'multiples': MULTIPLES, 'methods': METHODS, 'documents': 2, 'spans': 2, 'batch_tokens': 4096,
   'model': {'d_model': 64, 'heads': 2},
 }  # fmt: skip
 SMALL = {'layers': 1, 'd_model': 16, 'heads': 2, 'tile': 8, 'loss_chunk': 8}
-TINY_SWEEP = {
+TINY_SWEEP: dict[str, Any] = {
   **SWEEP, 'multiples': (1, 2), 'methods': ('none', 'pi', 'rerope'), 'documents': 1, 'model': SMALL,
 }  # fmt: skip
 LENGTHS = (4096, 8192, 16384, 32768)
