@@ -21,6 +21,7 @@ import posenc
 from configs.schema import Config
 from data import TrainWindows
 from models.lm import abstract
+from models.memory import fitted
 from models.ring import place
 from training import cli, hosts, provenance
 from training.checkpoints import Checkpoints, as_abstract
@@ -149,10 +150,14 @@ def main() -> int:
   several = jax.process_count() > 1
   done, pending, stopping = start, None, 0
   while done < config.steps and not stopping:
-    batch = batch_at(done)
     # All processes stop at one step: what one was told goes to all with the step. A launch of its own every step would
     # cost time, and its collective could meet those of the step in another order.
-    state, metrics = train_step(state, *batch, hosts.told(mesh, received()) if several else None)
+    batch = batch_at(done)
+    arguments = (state, *batch, hosts.told(mesh, received()) if several else None)
+    if done == start:
+      train_step, memory = fitted(train_step, *arguments, memory_gb=config.memory_gb)
+      log.say(f'memory: {memory}')
+    state, metrics = train_step(*arguments)
     done += 1
     told = report(*pending) if pending else 0
     pending = (done, metrics, batch[1])

@@ -7,7 +7,7 @@ Axis letters, used as name suffixes everywhere: `B` batch, `T` length, `N` query
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -382,14 +382,26 @@ def _zeros(tree: Any) -> Any:
   return jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), tree)
 
 
-def _rows_and_keys(tile: int, q: Side, k: Side, v_BKTH: jax.Array, at_q: Where, at_k: Where):
-  """(start, end, a row of queries, the keys that it can see) of each of `_causal_rows`."""
+class Row(NamedTuple):
+  """Some queries, tokens `start` .. `end` - 1, and the keys before `end`."""
+
+  start: int
+  end: int
+  q: Side
+  k: Side
+  v_BKsH: jax.Array
+  at_q: Where
+  at_k: Where
+
+
+def _dense(tile: int, q: Side, k: Side, v_BKTH: jax.Array, at_q: Where, at_k: Where) -> Iterator[Row]:
+  """`_causal_rows`; of a longer input the one row is everything."""
   length = v_BKTH.shape[-2]
   size = length // _causal_rows(length, tile)
   for start in range(0, length, size):
     end = start + size
-    row = _side(q, start, size), _where(at_q, start, size)
-    yield start, end, row, (_side(k, 0, end), _tile(v_BKTH, 0, end, -2), _where(at_k, 0, end))
+    queries, keys = _side(q, start, size), _side(k, 0, end)
+    yield Row(start, end, queries, keys, _tile(v_BKTH, 0, end, -2), _where(at_q, start, size), _where(at_k, 0, end))
 
 
 def _cut(sums: tuple[Side, jax.Array], start: jax.Array | int, size: int) -> tuple[Side, jax.Array]:
@@ -428,8 +440,8 @@ def _seen(graphdef, tile, ring, params, q, k, v_BKTH, at_q, at_k, masks):
   scheme, begun = nnx.merge(graphdef, params), None
   if ring is None or ring.size == 1:
     rows = [
-      attend_tiles(scheme, q_r, *keys_r, at_r, at_k_r, masks, None, tile=min(tile, end))
-      for _, end, (q_r, at_r), (*keys_r, at_k_r) in _rows_and_keys(tile, q, k, v_BKTH, at_q, at_k)
+      attend_tiles(scheme, r.q, r.k, r.v_BKsH, r.at_q, r.at_k, masks, None, tile=min(tile, r.end))
+      for r in _dense(tile, q, k, v_BKTH, at_q, at_k)
     ]
     seen = Running(*(jax.tree.map(lambda *parts: jnp.concatenate(parts, 2), *parts) for parts in zip(*rows)))
   else:
@@ -457,11 +469,11 @@ def _pulled(graphdef, tile, ring, saved, do_BNTH):
   dparams, sums = jax.tree.map(jnp.zeros_like, params), (_zeros(k), _zeros(v_BKTH))
   if ring is None or ring.size == 1:
     dqs = []
-    for start, end, (q_r, at_r), keys_r in _rows_and_keys(tile, q, k, v_BKTH, at_q, at_k):
-      *keys_r, at_k_r = keys_r
-      given = (_tile(a, start, end - start, 2) for a in (do_BNTH, lse_BNT, delta_BNT))
+    for r in _dense(tile, q, k, v_BKTH, at_q, at_k):
+      do, lse, delta = (_tile(a, r.start, r.end - r.start, 2) for a in (do_BNTH, lse_BNT, delta_BNT))
+      begun_r = (dparams, *_cut(sums, 0, r.end))
       (dparams, *part), dq_r, _ = pull(
-        q_r, *keys_r, at_r, at_k_r, masks, *given, None, (dparams, *_cut(sums, 0, end)), tile=min(tile, end)
+        r.q, r.k, r.v_BKsH, r.at_q, r.at_k, masks, do, lse, delta, None, begun_r, tile=min(tile, r.end)
       )
       sums, dqs = _put(sums, part, 0), [*dqs, dq_r]
     (dk, dv), dq = sums, _join(dqs)
