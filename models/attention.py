@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
+from models import kernels
 from models.ring import BATCH, CONTEXT, Ring
 from posenc import Positions, PositionScheme
 
@@ -565,6 +566,7 @@ def attend(
   *,
   tile: int = 0,
   mesh: Mesh | None = None,
+  fused: bool = True,
 ) -> jax.Array:
   """Causal attention under a position scheme, [B, T, N, H], exact for every `tile` (0: `choose_tile`) and `mesh`.
 
@@ -575,6 +577,8 @@ def attend(
 
   On a mesh B is a multiple of data x fsdp and T of context, and keys travel around `context` block by block: O(T / n)
   memory on each of its n devices.
+
+  Where `models/kernels.py` has a fused kernel for the case, that serves it in place of tiles, unless not `fused`.
   """
   b, length, n, _ = q_BTNH.shape
   kv = k_BTKH.shape[2]
@@ -606,26 +610,42 @@ def attend(
   if pos.far is not None:
     q_far, k_far = turned(dataclasses.replace(pos, at_T=pos.far.at_q_T), dataclasses.replace(pos, at_T=pos.far.at_k_T))
     far_q, far_k, threshold = padded(pos.far.at_q_T, 0), padded(pos.far.at_k_T, 0), pos.far.threshold
-  state = jax.tree.map(lambda a: padded(a, 1), state)
+  long_state = jax.tree.map(lambda a: padded(a, 1), state)
   token_T = jnp.arange(length + pad, dtype=jnp.int32)
   at_T = padded(pos.at_T, 0)
   graphdef, params = nnx.split(scheme)
   sides = (
-    Side(q, q_far, state),
-    Side(k, k_far, state),
+    Side(q, q_far, long_state),
+    Side(k, k_far, long_state),
     padded(jnp.moveaxis(v_BTKH, 1, 2), -2),
     Where(token_T, at_T, far_q, padded(pos.window_T, 0)),
     Where(token_T, at_T, far_k, None),
   )
-  masks = Masks(pos.sinks, threshold)
-  if ring is None:
-    o_BNTH = _attention(graphdef, tile, ring, params, *sides, masks)
-  else:
-    specs = _ARGUMENTS[1:6]
-    sides = _everywhere(ring, functools.partial(_deal, ring), specs, specs)(*sides)
-    o_BNTH = _attention(graphdef, tile, ring, params, *sides, masks)
-    o_BNTH = _everywhere(ring, functools.partial(ring.collect, axis=2), (_PER_QUERY,), _PER_QUERY)(o_BNTH)
-  return jnp.moveaxis(o_BNTH, 1, 2)[:, :length].astype(v_BTKH.dtype)
+  arguments = params, *sides, Masks(pos.sinks, threshold)
+
+  def tiles(params, *arguments):
+    if ring is None:
+      o_BNTH = _attention(graphdef, tile, ring, params, *arguments)
+    else:
+      specs = _ARGUMENTS[1:6]
+      dealt = _everywhere(ring, functools.partial(_deal, ring), specs, specs)(*arguments[:-1])
+      o_BNTH = _attention(graphdef, tile, ring, params, *dealt, arguments[-1])
+      o_BNTH = _everywhere(ring, functools.partial(ring.collect, axis=2), (_PER_QUERY,), _PER_QUERY)(o_BNTH)
+    return jnp.moveaxis(o_BNTH, 1, 2)[:, :length].astype(v_BTKH.dtype)
+
+  kernel, _ = kernels.choose(scheme, pos, state, q.dtype, q.shape[-1], mesh) if fused else (None, '')
+  if kernel is None:
+    return tiles(*arguments)
+
+  def served(params, q, k, v_BKTH, at_q, *rest):
+    qkv = [jnp.moveaxis(a, 1, 2)[:, :length] for a in (_heads(q.x), k.x, v_BKTH)]
+    at_T, window_T, state = at_q.at_T[:length], at_q.reach_T[:length], jax.tree.map(lambda a: a[:, :length], q.state)
+    rows = PartitionSpec(BATCH)
+    everywhere = lambda f: _everywhere(ring, f, (rows,) * 3, rows)  # noqa: E731
+    whole = functools.partial(tiles, params, q, k, v_BKTH, at_q, *rest)
+    return kernel(qkv, nnx.merge(graphdef, params), at_T, window_T, state, everywhere, whole)
+
+  return (kernels.unless_differentiated(served, tiles) if kernel.forward else served)(*arguments)
 
 
 def _deal(ring: Ring, q: Side, k: Side, v_BKTH: jax.Array, at_q: Where, at_k: Where):
