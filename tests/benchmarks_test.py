@@ -12,11 +12,7 @@ import jax
 import pytest
 
 import posenc
-<<<<<<< HEAD
-from benchmarks import attention, memory, race, startup, sweep, train_step
-=======
-from benchmarks import accelerator, attention, memory, race, startup, train_step
->>>>>>> h-kernels
+from benchmarks import accelerator, attention, memory, race, startup, sweep, train_step
 from benchmarks.build import evaluation
 from models import kernels
 from models.lm import ModelConfig
@@ -213,14 +209,8 @@ def test_benchmarks_import_nothing_heavy(root):
       names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
       names += [node.module or ''] if isinstance(node, ast.ImportFrom) else []
       assert not {name.split('.')[0] for name in names} & {'torch', 'transformers'}, path.name
-<<<<<<< HEAD
-  code = (
-    'import sys, benchmarks.train_step, benchmarks.attention, benchmarks.memory, benchmarks.startup, benchmarks.sweep, '
-  )
-=======
   code = 'import sys, benchmarks.train_step, benchmarks.attention, benchmarks.memory, benchmarks.startup, '
-  code += 'benchmarks.accelerator, '
->>>>>>> h-kernels
+  code += 'benchmarks.sweep, benchmarks.accelerator, '
   code += 'benchmarks.peer_torch; assert not {"jax", "torch", "numpy"} & set(sys.modules)'
   subprocess.run([sys.executable, '-c', code], cwd=root, check=True)
 
