@@ -382,6 +382,15 @@ def test_the_low_end_asks_one_length_at_a_time_and_the_high_end_all():
   assert delta > max(band.low) and stretch(x, LENGTHS, 128, delta).high == 1024
 
 
+def test_the_high_end_of_the_reach_pays_for_lengths_not_for_pairs():
+  x = curve(1.32, 1.31, 1.30, 1.30, 1.30, noise=0.05, S=3)
+  gain = x[:, :, :1] - x[:, :, 1:]
+  single, paid = (infer(gain, alone=True, confidence=c).high.max() for c in (0.95, 1 - 0.05 / 4))
+  assert single < paid < infer(gain).high.max()
+  assert reach(x, LENGTHS, float(single + paid) / 2).high > 64
+  assert reach(x, LENGTHS, float(paid) + 1e-6).high == 64
+
+
 def test_few_documents_and_a_diverged_start():
   x = curve(1.3, 1.3, 1.3, 1.4, 1.4, D=11)
   for extent in (stretch(x, LENGTHS, 128), reach(x, LENGTHS)):
