@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from posenc.base import Bias, Dims, PosParam, distance
+from posenc.base import Dims, DistanceBias, PosParam
 from spec import SpecError
 
 
@@ -22,7 +22,7 @@ def buckets(num_buckets: int, max_distance: int) -> np.ndarray:
   return np.where(n < exact, n, np.minimum(log, num_buckets - 1)).astype(np.int32)
 
 
-class T5(Bias):
+class T5(DistanceBias):
   """logit + b[bucket(i - j), head], one table shared by all layers, N(0, 1/D).
 
   scale_logits: multiply q.k by 1/sqrt(H) as every other scheme here does. T5 itself does not (its initialisation
@@ -58,7 +58,7 @@ class T5(Bias):
       f'{self.num_buckets - 1} are never trained at {self.dims.train_len} tokens; longer contexts meet random biases'
     ]
 
-  def bias(self, at_t, at_s):
-    far = jnp.minimum(distance(at_t, at_s), self.max_distance).astype(jnp.int32)
-    bucket_ts = jnp.asarray(buckets(self.num_buckets, self.max_distance))[far]
-    return jnp.moveaxis(self.table[...][bucket_ts], -1, 0)
+  def of(self, distance):
+    far = jnp.minimum(distance, self.max_distance).astype(jnp.int32)
+    bucket = jnp.asarray(buckets(self.num_buckets, self.max_distance))[far]
+    return jnp.moveaxis(self.table[...][bucket], -1, 0)

@@ -8,7 +8,8 @@ from flax import nnx
 
 import posenc
 from forms import SPEC, jit
-from models.attention import MASKED, Masks, Side, Where, _walk, attend, attend_tiles
+from models.attention import attend
+from models.tiles import MASKED, Masks, Side, Where, _walk, attend_tiles
 from posenc import SCHEMES, Far, PositionScheme, PosParam
 from posenc.base import Dims
 

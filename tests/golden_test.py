@@ -15,7 +15,8 @@ import pytest
 from flax import nnx
 
 import posenc
-from models.attention import MASKED, attend
+from models.attention import attend
+from models.tiles import MASKED
 from posenc.alibi import slopes
 from posenc.kerple import bounded
 from posenc.t5 import buckets

@@ -18,9 +18,10 @@ from attention_test import DIMS, N, shipped
 from configs.schema import Config
 from evaluation.score import Scorer
 from forms import SPEC
-from models.attention import Masks, Where, _walk, attend
+from models.attention import attend
 from models.lm import LM, ModelConfig, abstract
 from models.ring import Ring, place
+from models.tiles import Masks, Where, _walk
 from posenc import SCHEMES, Far
 from score_test import VOCAB, make_plan
 from spec import SpecError
