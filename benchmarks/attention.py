@@ -24,15 +24,13 @@ def run_ours(shape: dict, scheme: str, tile: int) -> None:
   import jax
 
   from benchmarks.build import attention, temporary_bytes
-  from training.devices import make_mesh, split_batch, start_jax, whole
+  from training.devices import make_mesh, start_jax
 
   start_jax()
   sizes = {key: shape[key] for key in ('batch', 'length', 'heads', 'head_dim')}
-  f, arguments = attention(scheme, **sizes, tile=tile, backward=shape['backward'])
-  mesh = make_mesh(shape['batch'])
-  arguments = tuple(
-    jax.device_put(a, split_batch(mesh) if split else whole(mesh)) for a, split in zip(arguments, (True, True, False))
-  )
+  # As an evaluation would: devices share the windows of a batch, or one long window.
+  mesh = make_mesh(shape['batch'], (0, 1, len(jax.devices()) if shape['batch'] == 1 else 1))
+  f, arguments = attention(scheme, **sizes, tile=tile, backward=shape['backward'], mesh=mesh)
   compiled = jax.jit(f).lower(*arguments).compile()
 
   def once():

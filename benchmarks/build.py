@@ -6,10 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 
 import posenc
 from models.attention import attend
 from models.lm import LM, ModelConfig, abstract
+from training.devices import split_tokens, whole
 
 # Schemes whose defaults do not fit any length.
 SPEC = {'rope2d': 'rope2d(width={width})'}
@@ -30,8 +32,9 @@ def attention(
   backward: bool,
   fused: bool = True,
   dtype: Any = jnp.float32,
+  mesh: Mesh | None = None,
 ) -> tuple[Callable, tuple[Any, ...]]:
-  """f(qkv_B3TNH, x_BTD, params), and arguments for it."""
+  """f(qkv_3BTNH, x_BTD, params), and arguments for it, where they lie on the mesh."""
   d_model = heads * head_dim
   sizes = {'heads': heads, 'head_dim': head_dim, 'd_model': d_model, 'train_len': length}
   made = posenc.build(spec(scheme, length), rngs=nnx.Rngs(0), **sizes)
@@ -40,17 +43,20 @@ def attention(
 
   def forward(qkv, x_BTD, params):
     scheme = nnx.merge(graphdef, params)
-    q, k, v = (qkv[:, i] for i in range(3))
-    return attend(q, k, v, scheme, pos, scheme.token_state(x_BTD, pos), tile=tile, fused=fused)
+    q, k, v = qkv
+    return attend(q, k, v, scheme, pos, scheme.token_state(x_BTD, pos), tile=tile, fused=fused, mesh=mesh)
 
   def both(qkv, x_BTD, params):
     return jax.value_and_grad(lambda *a: jnp.square(forward(*a).astype(jnp.float32)).sum(), argnums=(0, 1, 2))(
       qkv, x_BTD, params
     )
 
-  qkv = jax.random.normal(jax.random.key(0), (batch, 3, length, heads, head_dim))
-  x_BTD = jax.random.normal(jax.random.key(1), (batch, length, d_model))
-  return both if backward else forward, (qkv.astype(dtype), x_BTD.astype(dtype), params)
+  qkv = jax.random.normal(jax.random.key(0), (3, batch, length, heads, head_dim)).astype(dtype)
+  x_BTD = jax.random.normal(jax.random.key(1), (batch, length, d_model)).astype(dtype)
+  arguments = qkv, x_BTD, params
+  if mesh is not None:
+    arguments = jax.device_put(arguments, (split_tokens(mesh, 1), split_tokens(mesh), whole(mesh)))
+  return both if backward else forward, arguments
 
 
 def temporary_bytes(compiled: Any) -> int:

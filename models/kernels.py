@@ -29,6 +29,7 @@ from flax import nnx
 
 from models.ring import CONTEXT
 from posenc import Positions, PositionScheme
+from posenc.base import owner
 
 # Tokens up to which columns serve. Logits are summed in float32, of numbers as large as m j: at 2**17 tokens and slopes
 # below 1 a logit is off by at most 2**-7, as much as bfloat16 queries and keys are wrong by themselves.
@@ -36,7 +37,6 @@ LONGEST = 2**17
 DTYPE = jnp.bfloat16
 LANES = 128  # of a TPU
 BLOCK = 512  # of splash's queries and keys
-SCORES = ('score', 'bias')  # hooks that a bias is written in
 
 
 def cudnn(q_BTNR: jax.Array, k_BTKR: jax.Array, v_BTKH: jax.Array, window: int | None) -> jax.Array:
@@ -166,7 +166,7 @@ class Fused:
     dtype, length = qkv[0].dtype, at_T.shape[0]
 
     def fused():
-      factors = None if _owner(scheme, 'score') is PositionScheme else scheme.columns(at_T, state)
+      factors = None if owner(scheme, 'score') is PositionScheme else scheme.columns_in_force(at_T, state)
       wide = widen(qkv, [] if factors is None else pairs(factors, dtype))
       return everywhere(functools.partial(self.kernel, window=self.window))(*wide)
 
@@ -201,14 +201,11 @@ def choose(
     return None, 'the sequence lies on several devices'
   if pos.far is not None:
     return None, 'a second position map'
-  if _owner(scheme, 'values') is not PositionScheme:
+  if owner(scheme, 'values') is not PositionScheme:
     return None, f'{scheme.name} adds to the values'
   columns, forward = 0, False
-  if _owner(scheme, 'score') is not PositionScheme:
-    # Columns speak for the score that was there when they were written, not for one that overrides it.
-    declares = _owner(scheme, 'columns')
-    stale = any(_owner(scheme, hook) is not declares and issubclass(_owner(scheme, hook), declares) for hook in SCORES)
-    factors = None if stale else scheme.columns(pos.at_T, state)
+  if owner(scheme, 'score') is not PositionScheme:
+    factors = scheme.columns_in_force(pos.at_T, state)
     if factors is None:
       return None, f'{scheme.name} has a score of its own'
     if length > LONGEST:
@@ -239,8 +236,3 @@ def _device(mesh: Any) -> Any:
     return mesh.devices.flat[0]
   default = jax.config.jax_default_device  # pyrefly: ignore
   return default if isinstance(default, jax.Device) else jax.devices(default)[0]
-
-
-def _owner(scheme: PositionScheme, hook: str) -> type:
-  """The class that a scheme has this hook from."""
-  return next((cls for cls in type(scheme).__mro__ if hook in vars(cls)), PositionScheme)

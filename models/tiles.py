@@ -115,6 +115,33 @@ def _logits(
   return masked(logits_BNts), new_carry
 
 
+def _open_logits(scheme: PositionScheme, q: Side, k: Side, at_q: Where, at_k: Where, masks: Masks, carry: Any):
+  """`_logits` of an open tile as (x, y, carry): logits x[B, N, t, s] + y[B, N, t].
+
+  The scheme's columns ride on the product of q and k, where they are nearly free. They are counted from the tile's last
+  key, and y is the bias from there to the query: both of one sign, so that nothing cancels as it would on the diagonal.
+  """
+  mine, theirs = scheme.columns_in_force(at_q.at_T, q.state), scheme.columns_in_force(at_k.at_T, k.state)
+  if (
+    mine is None or theirs is None or masks.threshold is not None
+    or q.x.dtype != jnp.float32 or theirs[1].shape[2] not in (1, k.x.shape[1])
+  ):  # fmt: skip
+    x_BNts, carry = _logits(scheme, q, k, at_q, at_k, masks, carry, open=True)
+    return x_BNts, jnp.float32(0), carry
+  (a_BtNE, b_BtNE), (_, b_BsNE) = mine, theirs
+  last_B1NE = b_BsNE[:, -1:]
+
+  def beside(x, columns_BTNE):
+    columns = jnp.swapaxes(columns_BTNE, 1, 2)
+    return jnp.concatenate([x, jnp.broadcast_to(columns, (*x.shape[:-1], columns.shape[-1]))], -1)
+
+  # [B, N, t, R], as one group each: a column of q has a number for each of its heads.
+  b, kv, groups, t, _ = q.x.shape
+  q_BKGtR = beside(merge_heads(q.x), a_BtNE).reshape(b, kv, groups, t, -1)
+  x_BNts = merge_heads(_dots(q_BKGtR, beside(k.x, b_BsNE - last_B1NE)))
+  return x_BNts, jnp.swapaxes((a_BtNE * (last_B1NE - b_BtNE)).sum(-1), 1, 2), carry
+
+
 def _open(at_q: Where, at_k: Where) -> jax.Array:
   """Whether every query of a tile sees every key of it, bool[]: all but the diagonal and a window's edge."""
   farthest = at_q.token_T[-1] - at_k.token_T[0]
@@ -258,9 +285,13 @@ def attend_tiles(
       k_s, at_s = cut_side(k, s, tile), cut_where(at_k, s, tile)
 
       def add_tile(seen, open):
-        logits, carry = _logits(scheme, q_i, k_s, at_i, at_s, masks, seen.carry, open)
-        m = jnp.maximum(seen.m_BNT, logits.max(-1))
-        p = jnp.exp(logits - m[..., None])
+        # Logits are x + y, y a number per query.
+        if open:
+          x, y, carry = _open_logits(scheme, q_i, k_s, at_i, at_s, masks, seen.carry)
+        else:
+          (x, carry), y = _logits(scheme, q_i, k_s, at_i, at_s, masks, seen.carry), 0.0
+        m = jnp.maximum(seen.m_BNT, x.max(-1) + y)
+        p = jnp.exp(x - (m - y)[..., None])
         shrink = jnp.exp(seen.m_BNT - m)
         o = seen.o_BNTH * shrink[..., None] + _mix(scheme, p, cut(v_BKSH, s, tile, -2), at_i, at_s, masks)
         return Running(o, m, seen.l_BNT * shrink + p.sum(-1), carry)

@@ -169,14 +169,25 @@ class PositionScheme(nnx.Module):
   def columns(self, at_T: jax.Array, state: Any) -> tuple[Any, Any] | None:
     """(a, b), f32, broadcastable to [B, T, N, E], where `score` is logits + sum_E a[t] b[s]; None where it is not.
 
-    Up to a number per query, which softmax does not see. Such a bias rides on fused kernels as more columns of q and k
-    (`models/kernels.py`). A class that overrides `score` or `bias` and not this is back to tiles.
+    Up to a number per query, which softmax does not see. Such a bias rides on the product of q and k as more columns of
+    theirs, in fused kernels (`models/kernels.py`) and tiles. Read through `columns_in_force`.
     """
     return None
+
+  def columns_in_force(self, at_T: jax.Array, state: Any) -> tuple[Any, Any] | None:
+    """`columns`, which speak for the bias that was there when they were written: None where a subclass overrides it."""
+    declares = owner(self, 'columns')
+    newer = (cls for cls in (owner(self, 'score'), owner(self, 'bias')) if cls is not declares)
+    return None if any(issubclass(cls, declares) for cls in newer) else self.columns(at_T, state)
 
   def values(self, p_BNts: jax.Array, at_t: jax.Array, at_s: jax.Array) -> jax.Array | None:
     """What is added to p @ v, [B, N, t, H], linear in p; None for nothing."""
     return None
+
+
+def owner(scheme: PositionScheme, hook: str) -> type:
+  """The class that a scheme has this hook from."""
+  return next((cls for cls in type(scheme).__mro__ if hook in vars(cls)), PositionScheme)
 
 
 def with_options(

@@ -60,16 +60,22 @@ class CoPE(PositionScheme):
     return jnp.zeros((b, n, t), jnp.float32)
 
   def score(self, logits_BNts, q_BtNR, k_BsKR, at_t, at_s, state_t, state_s, carry):
-    # The mask is in the logits, so a later key's gate is exactly 0: unmasked, it would be counted, and leak.
-    gate_BNts = jax.nn.sigmoid(self.gate_scale * logits_BNts)
-    count_BNts = carry[..., None] + jnp.cumsum(gate_BNts[..., ::-1], -1)[..., ::-1]
-    p_BNts = jnp.minimum(count_BNts, self.npos_max - 1.0)  # before the ceiling, which would step past the table
     by_row = jnp.einsum('BtNR,cR->BNtc', q_BtNR, self.table[...], preferred_element_type=jnp.float32)
     if not self.div:
       by_row = by_row / self.q_scale
-    floor = jnp.floor(p_BNts)
-    # mode='fill': were a row past the table asked for all the same, NaN is loud where a silent clamp is not.
-    lower, upper = (
-      jnp.take_along_axis(by_row, row.astype(jnp.int32), -1, mode='fill') for row in (floor, jnp.ceil(p_BNts))
-    )
-    return logits_BNts + lower + (p_BNts - floor) * (upper - lower), carry + gate_BNts.sum(-1)
+
+    def counting():
+      # The mask is in the logits, so a later key's gate is exactly 0: unmasked, it would be counted, and leak.
+      gate_BNts = jax.nn.sigmoid(self.gate_scale * logits_BNts)
+      count_BNts = carry[..., None] + jnp.cumsum(gate_BNts[..., ::-1], -1)[..., ::-1]
+      p_BNts = jnp.minimum(count_BNts, self.npos_max - 1.0)  # before the ceiling, which would step past the table
+      floor = jnp.floor(p_BNts)
+      # mode='fill': were a row past the table asked for all the same, NaN is loud where a silent clamp is not.
+      lower, upper = (
+        jnp.take_along_axis(by_row, row.astype(jnp.int32), -1, mode='fill') for row in (floor, jnp.ceil(p_BNts))
+      )
+      return logits_BNts + lower + (p_BNts - floor) * (upper - lower), carry + gate_BNts.sum(-1)
+
+    # Once every query has counted to the end of the table, nothing further left can change.
+    full = jnp.all(carry >= self.npos_max - 1)
+    return jax.lax.cond(full, lambda: (logits_BNts + by_row[..., -1:], carry), counting)

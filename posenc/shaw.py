@@ -49,11 +49,25 @@ class Shaw(PositionScheme):
     """The same as f32[t, s, k + 1]: matmuls with it gather, and scatter in the backward pass, where indices crawl."""
     return jax.nn.one_hot(self.row(at_t, at_s), self.clip + 1)
 
+  def _all_clipped(self, at_t, at_s):
+    """Whether the nearest pair of a tile is `clip` apart: all share row 0, and there is nothing to look up."""
+    return at_t[0] - at_s[-1] >= self.clip
+
   def score(self, logits_BNts, q_BtNR, k_BsKR, at_t, at_s, state_t, state_s, carry):
     by_row = jnp.einsum('BtNR,cR->BNtc', q_BtNR, self.key_table[...], preferred_element_type=jnp.float32)
-    return logits_BNts + jnp.einsum('BNtc,tsc->BNts', by_row, self._is_row(at_t, at_s)), carry
+    more_BNts = jax.lax.cond(
+      self._all_clipped(at_t, at_s),
+      lambda: jnp.broadcast_to(by_row[..., :1], logits_BNts.shape),
+      lambda: jnp.einsum('BNtc,tsc->BNts', by_row, self._is_row(at_t, at_s)),
+    )
+    return logits_BNts + more_BNts, carry
 
   def values(self, p_BNts, at_t, at_s):
     if not self.use_values:
       return None
-    return jnp.einsum('BNts,tsc->BNtc', p_BNts, self._is_row(at_t, at_s)) @ self.value_table[...]
+    by_row = jax.lax.cond(
+      self._all_clipped(at_t, at_s),
+      lambda: jnp.pad(p_BNts.sum(-1, keepdims=True), ((0, 0),) * 3 + ((0, self.clip),)),
+      lambda: jnp.einsum('BNts,tsc->BNtc', p_BNts, self._is_row(at_t, at_s)),
+    )
+    return by_row @ self.value_table[...]

@@ -61,4 +61,5 @@ class T5(DistanceBias):
   def of(self, distance):
     far = jnp.minimum(distance, self.max_distance).astype(jnp.int32)
     bucket = jnp.asarray(buckets(self.num_buckets, self.max_distance))[far]
-    return jnp.moveaxis(self.table[...][bucket], -1, 0)
+    is_bucket = jax.nn.one_hot(bucket, self.num_buckets)
+    return jnp.einsum('...b,bN->N...', is_bucket, self.table[...], precision=jax.lax.Precision.HIGHEST)

@@ -21,6 +21,7 @@ from models.kernels import Fused, choose, pairs, terms
 from models.lm import LM, ModelConfig
 from models.ring import Ring
 from posenc import ALiBi, PositionScheme
+from posenc.base import owner
 from posenc.fox import FoX
 from training.devices import make_mesh
 
@@ -106,7 +107,7 @@ def test_terms_sum_to_the_number(dtype):
 
 
 def declaring():
-  return [form for form in FORMS if kernels._owner(build(form), 'columns') is not PositionScheme]
+  return [form for form in FORMS if owner(build(form), 'columns') is not PositionScheme]
 
 
 def test_who_declares_columns():
