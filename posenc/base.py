@@ -221,7 +221,22 @@ class Bias(PositionScheme):
     raise NotImplementedError(f'{type(self).__name__} is a Bias without a bias()')
 
   def score(self, logits_BNts, q_BtNR, k_BsKR, at_t, at_s, state_t, state_s, carry):
-    return logits_BNts + self.bias(at_t, at_s), carry
+    return _add_bias(logits_BNts, self.bias(at_t, at_s)), carry
+
+
+@jax.custom_vjp
+def _add_bias(logits_BNts: jax.Array, bias_Nts: jax.Array) -> jax.Array:
+  return logits_BNts + bias_Nts
+
+
+def _sum_over_batch(_, d_BNts: jax.Array) -> tuple[jax.Array, jax.Array]:
+  # A product with ones, at memory's speed. XLA for CPUs sums over a first axis 5 to 30 times slower: as long as
+  # attention itself.
+  ones_B = jnp.ones(d_BNts.shape[0])
+  return d_BNts, jnp.einsum('B,BNts->Nts', ones_B, d_BNts, precision=jax.lax.Precision.HIGHEST)
+
+
+_add_bias.defvjp(lambda logits_BNts, bias_Nts: (_add_bias(logits_BNts, bias_Nts), None), _sum_over_batch)
 
 
 class DistanceBias(Bias):
