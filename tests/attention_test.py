@@ -169,6 +169,17 @@ def test_equals_dense_in_values_and_gradients(name, kv, tile):
   assert_same(grads, want_grads)
 
 
+@pytest.mark.parametrize(
+  'form', ['shaw(clip=10)', 'shaw(clip=3, use_values=False)', 'cope(npos_max=3)', 'cope(npos_max=9)']
+)
+def test_what_is_settled_far_away_is_not_looked_up(form):
+  """Tiles in which Shaw's distances are all clipped, or CoPE has counted to the end, take another way to the same."""
+  scheme, state = made(form)
+  (grads, values), (want_grads, want_values) = both(scheme, plain(scheme), state, 4)
+  np.testing.assert_allclose(values, want_values, atol=1e-5)
+  assert_same(grads, want_grads)
+
+
 def test_order_is_known_from_the_mask_alone():
   """Why the field exists: attention without positions and mask does not see the order of its tokens."""
   q, k, v, _ = arrays(kv=N)

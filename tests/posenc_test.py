@@ -11,7 +11,8 @@ from flax import nnx
 
 import posenc
 from posenc.alibi import slopes
-from posenc.base import with_options
+from posenc.base import distance, with_options
+from posenc.fire import mlp, plain_mlp
 from posenc.fox import split_cumsum
 from posenc.t5 import buckets
 from spec import SpecError, keywords
@@ -1169,6 +1170,65 @@ def identity_fire(text='fire(init_len=32)', c=0.1):
   scheme.w1[...], scheme.b1[...], scheme.w2[...] = jnp.ones(1), jnp.zeros(1), jnp.ones((1, 1))
   scheme.c[...] = jnp.asarray(c)
   return scheme
+
+
+@pytest.mark.parametrize('form', ['t5', 'kerple_log', 'kerple_power'])
+@pytest.mark.parametrize('t, s', [(5, 8), (8, 5), (1, 6)])
+def test_a_bias_by_its_diagonals_is_that_of_every_pair(form, t, s):
+  """Where positions are consecutive, each distance is asked for once; elsewhere each pair is. Values and gradients."""
+  graphdef, params = nnx.split(build(form))
+  weights_Nts = jax.random.normal(jax.random.key(0), (4, t, s))
+
+  def by_diagonal(params, at_t, at_s):
+    return nnx.merge(graphdef, params).bias(at_t, at_s)
+
+  def every_pair(params, at_t, at_s):
+    return nnx.merge(graphdef, params).of(distance(at_t, at_s))
+
+  # Consecutive: below, on and over the diagonal. Not: farther apart than 1, and closer together.
+  for start_t, start_s, step in (
+    (40.0, 7.0, 1.0),
+    (3.0, 3.0, 1.0),
+    (0.0, 2.0, 1.0),
+    (40.0, 7.0, 3.0),
+    (12.0, 1.0, 0.5),
+  ):
+    at_t, at_s = start_t + step * jnp.arange(t), start_s + step * jnp.arange(s)
+    np.testing.assert_allclose(by_diagonal(params, at_t, at_s), every_pair(params, at_t, at_s), rtol=1e-6, atol=1e-6)
+    sums = [lambda p, f=f, at=(at_t, at_s): (f(p, *at) * weights_Nts).sum() for f in (by_diagonal, every_pair)]
+    grads = [jax.grad(f)(params) for f in sums]
+    for got, want in zip(*map(jax.tree.leaves, grads)):
+      np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_bias_learns_from_every_text():
+  graphdef, params = nnx.split(build('t5'))
+  at, logits, weights = jnp.arange(6.0), jnp.zeros((3, 4, 6, 6)), jax.random.normal(jax.random.key(0), (3, 4, 6, 6))
+
+  def by_score(params):
+    return (nnx.merge(graphdef, params).score(logits, None, None, at, at, (), (), ())[0] * weights).sum()
+
+  def by_hand(params):
+    return (nnx.merge(graphdef, params).bias(at, at) * weights.sum(0)).sum()
+
+  grads = [jax.tree.leaves(jax.grad(f)(params))[0] for f in (by_score, by_hand)]
+  np.testing.assert_allclose(*grads, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize('low, high', [(0.0, 1.0), (0.30, 0.31), (0.5, 0.5), (0.0, 0.0), (0.9, 1.0)])
+def test_fire_in_straight_pieces_is_fire(low, high):
+  """Over a short stretch of [0, 1] few units bend, the others make one line; over all of it the whole layer runs."""
+  scheme = build('fire')
+  x_ts = jnp.linspace(low, high, 6 * 7).reshape(6, 7)
+  # The kink of one unit at an end of the stretch, of one beyond it by a step of float32, and of one in the middle.
+  kinks = jnp.asarray([low, np.nextafter(np.float32(high), np.float32(2)), (low + high) / 2])
+  w1, b1 = scheme.w1[...].at[:3].set(1.0), scheme.b1[...].at[:3].set(-kinks)
+  arguments = x_ts, w1, b1, scheme.w2[...]
+  np.testing.assert_allclose(mlp(*arguments), plain_mlp(*arguments), rtol=1e-5, atol=1e-6)
+  squares = (lambda *a, f=f: jnp.square(f(*a)).sum() for f in (mlp, plain_mlp))
+  grads = [jax.grad(f, argnums=(0, 1, 2, 3))(*arguments) for f in squares]
+  for got, want in zip(*grads):
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
 def test_fire_interpolates():
