@@ -317,7 +317,7 @@ def test_non_overlapping_windows_fake_a_gain_for_the_same_model():
     ('multiples', (float('inf'),)),
     ('multiples', (1.0, 2.0, 1.0)),
     ('multiples', ()),
-    ('protocols', ('fixed_targets', 'sliding')),
+    ('protocols', ('fixed_targets', 'slide')),
     ('protocols', ('fixed_targets', 'fixed_targets')),
     ('protocols', ()),
     ('spans', 0),
