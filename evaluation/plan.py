@@ -24,8 +24,8 @@ from spec import SpecError
 class EvalConfig:
   """What a sweep does when not told otherwise. Lengths are `multiples` of train_len.
 
-  spans: runs of targets per document. batch_tokens: tokens per evaluation batch, at least one window per device.
-  protocols: see evaluation/protocols.py. non_overlapping_docs: documents of the secondary protocols, which rescore whole
+  protocols: of evaluation/protocols.py. spans: runs of targets per document. batch_tokens: tokens per evaluation batch,
+  at least one window per device. non_overlapping_docs: documents of the secondary protocols, which rescore whole
   documents; 0 means all.
   """
 

@@ -187,8 +187,8 @@ def dape_last256(plan: Any, length: int) -> Selection:
 def lm_eval_rolling(plan: Any, length: int) -> Selection:
   """`non_overlapping`, and the tail in a last full window that borrows its context: lm-eval's rolling windows (G).
 
-  context_len = 1: no other window shares a token with the one before it. Inside documents, every token counts once; what
-  it is compared by is bits per byte.
+  context_len = 1: no other window shares a token with the one before it. Inside documents, every token counts once;
+  what it is compared by is bits per byte.
   """
   parts = non_overlapping(plan, length).parts
   rest = plan.longest % length

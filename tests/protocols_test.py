@@ -8,7 +8,7 @@ import pytest
 from data import TokenDocument
 from evaluation import protocols
 from evaluation.plan import EvalConfig, Plan
-from evaluation.protocols import STREAM, PROTOCOLS, Window, needed, reduce
+from evaluation.protocols import PROTOCOLS, STREAM, Window, needed, reduce
 from posenc import Unsupported
 from spec import SpecError
 
@@ -149,7 +149,7 @@ def blocks(plan, length, last=None):
 
 
 def lm_eval(plan, length):
-  """A window predicts what has not been predicted, at most `length` tokens; the last one's inputs reach further back."""
+  """A window predicts at most `length` tokens, each once; the last one's inputs reach further back."""
   nll = n_bytes = 0
   for ids, want in targets(plan):
     done = 0
