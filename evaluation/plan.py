@@ -112,8 +112,9 @@ class Plan:
 
     Under the policy 'document' each has its BOS before it.
     """
-    first = [self.bos_id] * (self.bos == 'document')
-    return np.concatenate([np.int32([*first, *d.tokens[: self.longest]]) for d in self.documents[: self.covered]])
+    first = np.full(int(self.bos == 'document'), self.bos_id, np.int32)
+    parts = (part for d in self.documents[: self.covered] for part in (first, d.tokens[: self.longest]))
+    return np.concatenate(list(parts))
 
   def select(self, protocol: str, length: int) -> Selection:
     """What a protocol counts at a length. Unsupported where it has nothing to count."""
