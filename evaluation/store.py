@@ -167,7 +167,7 @@ class Shelf:
       'start': np.array([place.start for place in places], np.int64),
       'scored': np.array(scored, np.int32),
       'nll': np.concatenate(rows),
-      'seconds': np.float64(seconds),
+      'seconds': np.array(seconds, np.float64),
     }
     file = io.BytesIO()
     np.savez(file, sha256=np.array(_checksum(arrays)), **arrays)
