@@ -28,6 +28,7 @@ WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a run of train.py.', r
 METHOD = flags.DEFINE_multi_string('method', None, "A scaling method, such as 'yarn(factor=8)+logn'. Repeat for more.")
 MULTIPLES = flags.DEFINE_list('multiples', None, 'Lengths in units of train_len, such as 0.5,1,2,4.')
 MESH = flags.DEFINE_list('mesh', None, "data,fsdp,context of this sweep, such as 0,1,8; the config's by default.")
+MEMORY_GB = flags.DEFINE_float('memory_gb', None, "GiB for this sweep, 0: what is free; the config's by default.")
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'A step, or latest.')
 
 
@@ -42,6 +43,8 @@ def main() -> int:
     asked['eval']['multiples'] = tuple(_number('multiples', text) for text in MULTIPLES.value)
   if MESH.value:
     asked['mesh'] = tuple(_number('mesh', text, int) for text in MESH.value)
+  if MEMORY_GB.value is not None:
+    asked['memory_gb'] = MEMORY_GB.value
   config = Config.from_dict(asked)  # checked like any config
   methods = ('none', *(m for m in config.methods if m != 'none'))  # what every method is compared with
   lengths = [config.tokens(m) for m in config.eval.multiples]
@@ -94,7 +97,7 @@ def main() -> int:
     f'{len(plan.documents)} test documents x {per_document}; {len(methods)} methods x {len(lengths)} lengths, at most '
     f'{tokens / 1e6:.1f} M tokens, each set of positions once'
   )
-  scorer = Scorer(graphdef, params, mesh, config.eval.batch_tokens)
+  scorer = Scorer(graphdef, params, mesh, config.eval.batch_tokens, config.memory_gb)
   points, kept = [], None
   with tqdm.tqdm(total=tokens, unit='token', unit_scale=True, disable=None) as bar:
     parts = sweep(
@@ -117,10 +120,12 @@ def main() -> int:
   # ---- what it found
   for protocol in config.eval.protocols:
     print(f'\n{report.table(points, protocol)}')
-  for method in methods:
-    reason = next((p['reason'] for p in points if p['method'] == method and p['reason']), None)
-    if reason:
-      print(f'unsupported: {reason}')
+  refused: dict[tuple[str, str], str] = {}
+  for point in points:
+    if point['reason']:
+      refused.setdefault((point['method'], point['outcome']), f'{point["outcome"]}: {point["reason"]}')
+  for line in dict.fromkeys(refused.values()):
+    print(line)
   if kept:
     print(f'\nthe previous curve differed and is kept as {workdir / "extrapolation" / kept}')
   print(f'\n{workdir / "extrapolation" / "curve.png"}')

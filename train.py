@@ -20,6 +20,7 @@ import posenc
 from configs.schema import Config
 from data import TrainWindows
 from models.lm import abstract
+from models.memory import fitted
 from training import cli, provenance
 from training.checkpoints import Checkpoints, as_abstract
 from training.devices import make_mesh, split_tokens, spread, whole
@@ -138,6 +139,9 @@ def main() -> int:
   done, pending, stopping = start, None, False
   while done < config.steps and not stopping:
     batch, n_bytes = batch_at(done)
+    if done == start:
+      train_step, memory = fitted(train_step, state, *batch, memory_gb=config.memory_gb)
+      log.say(f'memory: {memory}')
     state, metrics = train_step(state, *batch)
     done += 1
     if pending:

@@ -51,7 +51,8 @@ class Config:
   max_multiple: the longest length a sweep of this run may ask for, in units of train_len; it fixes which documents are
   held out and which tokens are scored. batch: windows per micro-batch. mesh: devices (data, fsdp, context); the first
   two share the batch, fsdp the parameters and optimizer state too, context every sequence; data 0 is as many as there
-  are, or as divide the batch. It changes no result but by rounding, and a run may go on on another.
+  are, or as divide the batch. It changes no result but by rounding, and a run may go on on another. memory_gb: what a
+  program may take, GiB of each GPU or TPU, or of the machine for CPUs; 0: what is free. Other memory is no other run.
   """
 
   posenc: tuple[str, ...] = ('rope',)
@@ -74,6 +75,7 @@ class Config:
   batch: int = 32
   seed: int = 0
   mesh: tuple[int, int, int] = (0, 1, 1)
+  memory_gb: float = 0.0
   data: DataConfig = DataConfig()
   model: ModelConfig = ModelConfig()
   optimizer: OptimizerConfig = OptimizerConfig()
@@ -90,6 +92,8 @@ class Config:
       raise ValueError(
         f'mesh = {self.mesh}: three whole numbers (data, fsdp, context) of at least 1 are allowed, data also 0'
       )
+    if not 0 <= self.memory_gb < math.inf:
+      raise ValueError(f'memory_gb = {self.memory_gb}: a finite number of at least 0 is allowed')
     data, fsdp, context = self.mesh
     if self.batch % (max(data, 1) * fsdp):
       raise ValueError(f'mesh = {self.mesh}: a data x fsdp that divides batch = {self.batch} is allowed')

@@ -112,7 +112,7 @@ def write_events(directory: pathlib.Path, points: Sequence[Point]) -> None:
     run = directory / 'tensorboard' / f'{_trained(points[0])} {method}'.replace('/', '_')
     with SummaryWriter(str(run)) as writer:
       for point in sorted((p for p in points if p['method'] == method), key=lambda p: p['length']):
-        if point['outcome'] != 'unsupported':
+        if 'ppl' in point:
           for tag in SCALARS:
             writer.add_scalar(f'{point["protocol"]}/{tag}', point[tag], point['length'])
 
@@ -182,7 +182,7 @@ def plot(path: pathlib.Path, points: Sequence[Point]) -> None:
   bottom, ceiling = _range(points)
   labels = list(dict.fromkeys(_label(p, several) for p in points))
   # Only what is drawn takes a colour, and after ten of them the marks change: no two lines look alike.
-  drawn = list(dict.fromkeys(_label(p, several) for p in points if p['outcome'] != 'unsupported'))
+  drawn = list(dict.fromkeys(_label(p, several) for p in points if 'ppl' in p))
   looks = {label: (f'C{i % 10}', MARKERS[i // 10 % len(MARKERS)]) for i, label in enumerate(drawn)}
   figure = matplotlib.figure.Figure(figsize=(5.2 * len(protocols) + 2.2, 4.4), layout='constrained')
   axes = figure.subplots(1, len(protocols), squeeze=False, sharey=True)[0]
@@ -237,10 +237,10 @@ def _contexts(points: Sequence[Point], protocol: str) -> str:
 
 def _line(ax: Any, line: Sequence[Point], label: str, look: tuple[str, str], ceiling: float) -> None:
   """One method's curve and band; what lies above `ceiling`, or diverged, is a triangle on the edge."""
-  shown = [p for p in line if p['outcome'] != 'unsupported']
+  shown = [p for p in line if 'ppl' in p]
   if not shown:
     # Without a point it was only not asked for under this protocol.
-    ax.plot([], [], ' ', label=f'{label} (unsupported)' if line else label)
+    ax.plot([], [], ' ', label=f'{label} ({line[0]["outcome"]})' if line else label)
     return
   x = np.array([p['length'] for p in shown])
   y = np.array([p['ppl'] if p['outcome'] == 'ok' else np.inf for p in shown])

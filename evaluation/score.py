@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -10,8 +10,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from evaluation.plan import Plan, Window
 from models.lm import merge
+from models.memory import OutOfMemory, as_text, bytes_needed, bytes_there
 from models.ring import BATCH, CONTEXT
 from posenc import Positions
+
+
+class Program(NamedTuple):
+  """`run(params, inputs_BT, targets_BT, pos)` -> f32[B, T], for batches of `rows` windows."""
+
+  run: Callable[..., jax.Array]
+  rows: int
 
 
 class Scorer:
@@ -20,11 +28,17 @@ class Scorer:
   Batches have one shape per length, the last one filled with dummy rows: a row's numbers are bit-equal in any company
   of one shape, so they do not depend on which windows are asked for together. Positions are arguments of the program,
   not constants in it, so that every method of one length runs the same one; `traces` counts compilations.
+
+  batch_tokens: of a batch, if memory allows; at least one window per device. memory_gb: see `memory.bytes_there`.
   """
 
-  def __init__(self, graphdef: Any, params: Any, mesh: Mesh, batch_tokens: int):
+  def __init__(self, graphdef: Any, params: Any, mesh: Mesh, batch_tokens: int, memory_gb: float = 0):
     self.traces = 0
-    self._params, self._mesh, self._batch_tokens = params, mesh, batch_tokens
+    self._params, self._mesh, self._batch_tokens, self._memory_gb = params, mesh, batch_tokens, memory_gb
+    self._shares = math.prod(mesh.shape[axis] for axis in BATCH)
+    self._split = NamedSharding(mesh, PartitionSpec(BATCH, CONTEXT))
+    self._whole = NamedSharding(mesh, PartitionSpec())
+    self._programs: dict[Any, Program | str] = {}
 
     def nll(params, inputs_BT, targets_BT, pos):
       self.traces += 1
@@ -33,35 +47,65 @@ class Scorer:
     self._nll = jax.jit(nll)
 
   def rows(self, length: int) -> int:
-    """Windows per batch: a multiple of the devices that share it."""
-    shares = math.prod(self._mesh.shape[axis] for axis in BATCH)
-    return max(self._batch_tokens // (length * shares), 1) * shares
+    """Windows per batch where memory is no matter: a multiple of the devices that share it."""
+    return max(self._batch_tokens // (length * self._shares), 1) * self._shares
+
+  def program(self, length: int, pos: tuple[Positions, ...]) -> Program:
+    """What scores windows of `length` under all positions of the shapes of `pos`, compiled once. OutOfMemory."""
+    key = length, jax.tree.structure(pos), *(np.shape(leaf) for leaf in jax.tree.leaves(pos))
+    if key not in self._programs:
+      self._programs[key] = self._fitting(length, pos)
+    program = self._programs[key]
+    if isinstance(program, str):
+      raise OutOfMemory(program)
+    return program
+
+  def _fitting(self, length: int, pos: tuple[Positions, ...]) -> Program | str:
+    """With half as many rows as long as XLA asks for more memory than there is; why there is none."""
+    per_device, pos = self.rows(length) // self._shares, jax.device_put(pos, self._whole)
+    while True:
+      tokens_BT = jax.ShapeDtypeStruct((per_device * self._shares, length), np.int32, sharding=self._split)
+      compiled = self._nll.lower(self._params, tokens_BT, tokens_BT, pos).compile()
+      needed, there = bytes_needed(compiled), bytes_there(self._params, self._memory_gb)
+      if needed <= there:
+        return Program(compiled, per_device * self._shares)
+      if per_device == 1:
+        less = "more devices on the mesh's context axis, or a smaller model.tile, need less"
+        return f'one window of {length} tokens: {as_text(needed, there)}; {less}'
+      per_device //= 2
 
   def __call__(
     self,
     plan: Plan,
     windows: Sequence[Window],
-    pos: tuple[Positions, ...],
+    positions: Sequence[tuple[Positions, ...]],
     done: Callable[[int], object] = lambda tokens: None,
-  ) -> np.ndarray:
-    """NLL of each window's scored tokens, nats, f32[len(windows), scored]; `done(tokens)` after each batch."""
-    length, scored = windows[0].length, windows[0].scored
-    rows = self.rows(length)
-    split = NamedSharding(self._mesh, PartitionSpec(BATCH, CONTEXT))
-    out, waiting = [], None
+  ) -> list[list[np.ndarray]]:
+    """NLL of each window's scored tokens under each of `positions`, nats, f32[scored]; `done(tokens)` after each batch.
 
-    def collect(entry):
-      nll, real = entry
-      out.append(np.asarray(nll)[:real, -scored:])
-      done(real * length)
+    The windows have one length. A batch is cut and sent to the devices once, and scored under all positions before the
+    next one.
+    """
+    programs = [self.program(windows[0].length, pos) for pos in positions]
+    placed = [jax.device_put(pos, self._whole) for pos in positions]
+    out, waiting = [[] for _ in positions], None
 
-    for i in range(0, len(windows), rows):
-      part = windows[i : i + rows]
-      arrays = plan.tokens([*part, *[part[0]] * (rows - len(part))])
-      nll = self._nll(self._params, *(jax.device_put(a, split) for a in arrays), pos)
-      if waiting is not None:  # fetched one batch late: the host cuts windows while the device computes
-        collect(waiting)
-      waiting = (nll, len(part))
+    def collect(nll_BT, i, part):
+      # Copies: a view of the last positions would keep all of them.
+      out[i] += [row_T[-w.scored :].copy() for w, row_T in zip(part, np.asarray(nll_BT))]
+      done(sum(w.length for w in part))
+
+    for rows in sorted({program.rows for program in programs}):  # one, unless some methods' programs had to be halved
+      for start in range(0, len(windows), rows):
+        part = windows[start : start + rows]
+        batch = plan.tokens([*part, *[part[0]] * (rows - len(part))])
+        inputs_BT, targets_BT = (jax.device_put(a, self._split) for a in batch)
+        for i, program in enumerate(programs):
+          if program.rows == rows:
+            nll_BT = program.run(self._params, inputs_BT, targets_BT, placed[i])
+            if waiting is not None:  # fetched one run late: the host fetches and cuts while the devices compute
+              collect(*waiting)
+            waiting = nll_BT, i, part
     if waiting is not None:
-      collect(waiting)
-    return np.concatenate(out)
+      collect(*waiting)
+    return out

@@ -14,6 +14,7 @@ from data import Floor
 from evaluation.plan import Plan
 from evaluation.score import Scorer
 from evaluation.stats import t_interval
+from models.memory import OutOfMemory
 
 Point = dict[str, Any]
 
@@ -63,19 +64,30 @@ def sweep(
   follows = {m: posenc.follows_length(m, schemes, train_len, rule=rule) for m in methods}
   first: dict[str, np.ndarray] = {}
   for length in sorted(lengths, key=lambda n: (n != train_len, n)):
-    points: dict[tuple[str, str], Point] = {}
-    scored: dict[tuple[str, str], _Outcome] = {}
-    none: dict[str, np.ndarray] = {}
+    progress.set_postfix_str(f'{length} tokens')
+    key, made, refused = {}, {}, {}
     for method in methods:
       try:
         pos = posenc.positions(method, schemes, train_len, length, rule=rule)
-        key, reason = positions_hash(pos), None
+        scorer.program(length, pos)
       except posenc.Unsupported as unsupported:
-        pos, key, reason = None, '', str(unsupported)
-      for protocol in plan.cfg.protocols:
-        windows = plan.windows(protocol, length)
-        low, high = plan.contexts(protocol, length)
-        point = points[protocol, method] = {
+        refused[method] = 'unsupported', str(unsupported)
+      except OutOfMemory as too_large:
+        refused[method] = 'out of memory', str(too_large)
+      else:
+        key[method] = positions_hash(pos)
+        made[key[method]] = pos
+    windows = {protocol: plan.windows(protocol, length) for protocol in plan.cfg.protocols}
+    progress.update((len(methods) - len(made)) * sum(len(w) * length for w in windows.values()))
+    scored = _score(scorer, plan, windows, made, bytes_per_token_V, progress)
+    points: list[Point] = []
+    for protocol in plan.cfg.protocols:
+      low, high = plan.contexts(protocol, length)
+      known = {} if floor is None else {'floor': float(floor(*plan.seen(windows[protocol])).mean())}
+      none: np.ndarray | None = None
+      for method in methods:
+        outcome, reason = refused.get(method, ('ok', None))
+        point = {
           'scheme': ' '.join(facts['posenc']),
           'positions': rule.text,
           'method': method,
@@ -83,50 +95,56 @@ def sweep(
           'train_length': train_len,
           'length': length,
           'protocol': protocol,
-          'outcome': 'unsupported' if reason else 'ok',
+          'outcome': outcome,
           'reason': reason,
-          'T': windows[0].scored,
+          'T': windows[protocol][0].scored,
           'context_min': low,
           'context_max': high,
           'targets_hash': plan.targets_hash,
-          'positions_hash': key or None,
+          'positions_hash': key.get(method),
           **facts,
+          **known,
         }
-        if floor is not None:
-          point['floor'] = float(floor(*plan.seen(windows)).mean())
-        if pos is None or (key, protocol) in scored:
-          progress.update(len(windows) * length)
-        else:
-          progress.set_postfix_str(f'{length} tokens, {method}')
-          scored[key, protocol] = _score(scorer, plan, windows, pos, bytes_per_token_V, progress)
-        if pos is None:
+        points.append(point)
+        if method in refused:
           continue
-        outcome = scored[key, protocol]
-        point |= _numbers(outcome)
+        found = scored[key[method], protocol]
+        point |= _numbers(found)
         if method == 'none':
-          none[protocol] = outcome.nll_D
-        if protocol in none:
-          point |= _difference('vs_none', outcome.nll_D, none[protocol])
+          none = found.nll_D
+        if none is not None:
+          point |= _difference('vs_none', found.nll_D, none)
         if protocol == 'fixed_targets':
           # The same targets at every length, so a method's rise over its own 1x pairs by document too.
           if length == train_len:
-            first[method] = outcome.nll_D
+            first[method] = found.nll_D
           if method in first:
-            point |= _difference('vs_1x', outcome.nll_D, first[method])
-    measured = (points[plan.cfg.protocols[0], method] for method in methods)
-    progress.write(f'{length} tokens: ' + ', '.join(f'{p["method"]} {p["ppl"]:.4g}' for p in measured if 'ppl' in p))
-    yield [points[protocol, method] for protocol in plan.cfg.protocols for method in methods]
+            point |= _difference('vs_1x', found.nll_D, first[method])
+    measured = (p for p in points[: len(methods)] if 'ppl' in p)
+    progress.write(f'{length} tokens: ' + ', '.join(f'{p["method"]} {p["ppl"]:.4g}' for p in measured))
+    yield points
 
 
-def _score(scorer, plan, windows, pos, bytes_per_token_V, progress) -> _Outcome:
-  nll = scorer(plan, windows, pos, progress.update).astype(np.float64)
-  document = np.array([w.document for w in windows])
-  count = int(document.max()) + 1
-  sums = np.bincount(document, nll.sum(1), count)
-  tokens = np.bincount(document, [w.scored for w in windows], count)
-  _, targets = plan.tokens(windows)
-  n_bytes = int(bytes_per_token_V[targets[:, -windows[0].scored :]].sum())
-  return _Outcome(sums / tokens, int(tokens.sum()), n_bytes)
+def _score(scorer, plan, windows, made, bytes_per_token_V, progress) -> dict[tuple[str, str], _Outcome]:
+  """(key, protocol) -> what the windows of a protocol give under the positions `made[key]`.
+
+  In one call: protocols share batches, and methods what was cut for them.
+  """
+  if not made:
+    return {}
+  nll = scorer(plan, [w for ws in windows.values() for w in ws], list(made.values()), progress.update)
+  outcomes, end = {}, 0
+  for protocol, ws in windows.items():
+    begin, end = end, end + len(ws)
+    document = np.array([w.document for w in ws])
+    count = int(document.max()) + 1
+    tokens = np.bincount(document, [w.scored for w in ws], count)
+    _, targets = plan.tokens([w._replace(start=w.start + w.length - w.scored, length=w.scored) for w in ws])
+    n_bytes = int(bytes_per_token_V[targets].sum())
+    for key, rows in zip(made, nll):
+      sums = np.bincount(document, np.stack(rows[begin:end]).astype(np.float64).sum(1), count)
+      outcomes[key, protocol] = _Outcome(sums / tokens, int(tokens.sum()), n_bytes)
+  return outcomes
 
 
 def _numbers(outcome: _Outcome) -> Point:

@@ -160,8 +160,8 @@ def test_a_killed_sweep_gives_the_same_bytes(start, finished, curve, tmp_path, r
   folder, options = curve
   workdir = tmp_path / 'run'
   shutil.copytree(finished[0], workdir, ignore=shutil.ignore_patterns('extrapolation'))
-  # Four calls score something: none and logn (the same arrays up to 1x) at two lengths by two protocols.
-  kill = ('evaluation.score', 'Scorer', '__call__', rng.randrange(1, 4))
+  # Windows are cut eight times: at two lengths two batches and, for their bytes, two protocols.
+  kill = ('evaluation.plan', 'Plan', 'tokens', rng.randrange(1, 8))
   start('eval_extrapolation', f'--workdir={workdir}', *options, kill=kill)
   partial, whole = workdir / 'extrapolation' / 'curve.jsonl', (folder / 'curve.jsonl').read_text().splitlines()
   if partial.exists():  # whole lengths or nothing

@@ -73,7 +73,8 @@ class Run:
   def evaluate(self, params):
     plan = make_plan()
     score = Scorer(self.graphdef, params, self.mesh, 8 * EVAL_LEN)
-    return score(plan, plan.windows('non_overlapping', EVAL_LEN), self.positions(EVAL_LEN))
+    (rows,) = score(plan, plan.windows('non_overlapping', EVAL_LEN), [self.positions(EVAL_LEN)])
+    return np.stack(rows)
 
 
 def difference(got, want, relative=False):

@@ -15,6 +15,7 @@ from evaluation.plan import EvalConfig, Plan
 from evaluation.score import Scorer
 from forms import method_of
 from models.lm import LM, ModelConfig
+from models.memory import GIB, OutOfMemory, bytes_needed
 from training.devices import make_mesh
 
 TRAIN_LEN, MAX_MULTIPLE, VOCAB = 16, 8, 257
@@ -66,6 +67,12 @@ def positions(model, length, method='none'):
   return posenc.positions(method, list(model[2].schemes), TRAIN_LEN, length)
 
 
+def one(score, plan, windows, pos):
+  """f32[len(windows), scored] under one set of positions."""
+  (rows,) = score(plan, windows, [pos])
+  return np.stack(rows)
+
+
 def test_one_program_per_length_serves_every_method(rope, plan):
   """6 lengths x 8 methods, full batches and a partial last one: 6 compilations, and none the second time."""
   score = scorer(rope)
@@ -73,7 +80,7 @@ def test_one_program_per_length_serves_every_method(rope, plan):
     for length in LENGTHS if not again else reversed(LENGTHS):
       for method in METHODS:
         for protocol in ('fixed_targets', 'non_overlapping'):
-          score(plan, plan.windows(protocol, length), positions(rope, length, method))
+          one(score, plan, plan.windows(protocol, length), positions(rope, length, method))
     assert score.traces == 6
 
 
@@ -84,7 +91,7 @@ def test_two_programs_per_length_serve_the_whole_catalogue(rope, plan):
   for length in LENGTHS:
     for name in posenc.METHODS:
       pos = positions(rope, length, method_of(name, pairs))
-      score(plan, plan.windows('fixed_targets', length), pos)
+      one(score, plan, plan.windows('fixed_targets', length), pos)
       programs.add((length, pos[0].far is None))
   assert score.traces == len(programs) <= 12
   assert len({length for length, plain in programs if not plain}) >= 4  # or the second one would not be tried
@@ -95,8 +102,75 @@ def test_one_program_per_length_for_other_schemes(scheme, plan):
   tiny = model(scheme)
   score = scorer(tiny)
   for method in ('none', 'logn', 'none'):
-    score(plan, plan.windows('fixed_targets', 32), positions(tiny, 32, method))
+    one(score, plan, plan.windows('fixed_targets', 32), positions(tiny, 32, method))
   assert score.traces == 1
+
+
+def test_windows_are_cut_and_sent_once_for_all_methods(rope, monkeypatch):
+  """And methods of both programs: as many cuts as batches, two transfers each, and one for each method's positions."""
+  plan, score = make_plan(), scorer(rope)
+  windows = [w for protocol in ('fixed_targets', 'non_overlapping') for w in plan.windows(protocol, 32)]
+  many = [positions(rope, 32, m) for m in ('none', 'pi', 'ntk', 'logn', 'rerope(w=8)')]
+  want = [one(score, plan, windows[:10], pos) for pos in many]
+  cuts, sent, cut, put = [], [], plan.tokens, jax.device_put
+  monkeypatch.setattr(plan, 'tokens', lambda part: cuts.append(len(part)) or cut(part))
+  monkeypatch.setattr(jax, 'device_put', lambda x, at: sent.append(x) or put(x, at))
+  done = []
+  got = score(plan, windows, many, done.append)
+  assert len(windows) == 10 + 8 and cuts == [4] * 5  # the two protocols share the third batch
+  assert len(sent) == 2 * 5 + len(many) and len(done) == 5 * len(many)
+  assert [rows.shape for rows in got[0]] == [(8,)] * 10 + [(32,)] * 8
+  for rows, alone in zip(got, want):
+    np.testing.assert_array_equal(np.stack(rows[:10]), alone)
+  assert all(row.base is None for rows in got for row in rows)  # no view that keeps a whole batch
+  assert score.traces == 2
+
+
+def needs(model, rows, length=32, method='none'):
+  """GiB, as `memory_gb` counts them."""
+  score = scorer(model, rows * length)
+  return bytes_needed(score.program(length, positions(model, length, method)).run) / GIB
+
+
+def test_a_batch_is_halved_until_it_fits(rope, plan):
+  """To the byte; the numbers stay those of one window, and nothing is compiled twice."""
+  graphdef, params, _ = rope
+  windows, pos = plan.windows('fixed_targets', 32), positions(rope, 32)
+  four, two, single = (needs(rope, rows) for rows in (4, 2, 1))
+  assert four > two > single
+  want = one(scorer(rope), plan, windows, pos)
+  for memory_gb, rows, traces in ((four, 4, 1), (four - 1 / GIB, 2, 2), (two - 1 / GIB, 1, 3)):
+    score = Scorer(graphdef, params, make_mesh(1), 4 * 32, memory_gb)
+    assert score.program(32, pos).rows == rows and score.traces == traces
+    np.testing.assert_allclose(one(score, plan, windows, pos), want, rtol=2e-6, atol=2e-6)
+    assert score.traces == traces
+
+
+def test_what_fits_nowhere_is_refused_with_its_numbers_and_only_once(rope):
+  graphdef, params, _ = rope
+  least = needs(rope, 1)
+  score = Scorer(graphdef, params, make_mesh(1), 2 * 32, least * 0.75)
+  for _ in range(2):
+    with pytest.raises(OutOfMemory, match='^one window of 32 tokens: .* GiB needed of .* GiB per device; ') as error:
+      score.program(32, positions(rope, 32, 'pi'))
+    assert '\n' not in str(error.value)
+    said = [float(word) for word in str(error.value).split() if word[0].isdigit() and '.' in word]
+    assert said == pytest.approx([least, least * 0.75], rel=1e-2)
+    assert score.traces == 2
+
+
+def test_methods_whose_programs_have_other_batches_are_scored_apart(rope, plan):
+  """A second position map takes more memory: its batch is halved, the others' is not."""
+  graphdef, params, _ = rope
+  windows, methods = plan.windows('fixed_targets', 32), ('none', 'rerope(w=8)', 'pi')
+  memory_gb = needs(rope, 4)
+  assert needs(rope, 2, method=methods[1]) < memory_gb < needs(rope, 4, method=methods[1])
+  score = Scorer(graphdef, params, make_mesh(1), 4 * 32, memory_gb)
+  many = [positions(rope, 32, m) for m in methods]
+  assert [score.program(32, pos).rows for pos in many] == [4, 2, 4]
+  for rows, pos in zip(score(plan, windows, many), many):
+    np.testing.assert_array_equal(np.stack(rows), one(score, plan, windows, pos))
+    np.testing.assert_allclose(np.stack(rows), one(scorer(rope), plan, windows, pos), rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize('batch_tokens, length, rows', [(128, 32, 4), (127, 32, 3), (31, 32, 1), (1, 128, 1)])
@@ -110,14 +184,14 @@ def test_a_window_scores_the_same_in_any_company(rope, plan):
   score, pos = scorer(rope), positions(rope, 32)
   windows = plan.windows('fixed_targets', 32)
   assert len(windows) == 10 and score.rows(32) == 4  # the last batch holds two
-  want = score(plan, windows, pos)
-  alone = np.concatenate([score(plan, [w], pos) for w in windows])
+  want = one(score, plan, windows, pos)
+  alone = np.concatenate([one(score, plan, [w], pos) for w in windows])
   np.testing.assert_array_equal(alone, want)
-  np.testing.assert_array_equal(score(plan, windows[::-1], pos), want[::-1])
+  np.testing.assert_array_equal(one(score, plan, windows[::-1], pos), want[::-1])
   order = np.random.default_rng(1).permutation(10)
-  np.testing.assert_array_equal(score(plan, [windows[i] for i in order], pos), want[order])
+  np.testing.assert_array_equal(one(score, plan, [windows[i] for i in order], pos), want[order])
   for n in (3, 4, 5, 8):
-    np.testing.assert_array_equal(score(plan, windows[:n], pos), want[:n])
+    np.testing.assert_array_equal(one(score, plan, windows[:n], pos), want[:n])
   assert score.traces == 1
   assert len(np.unique(want[:, 0])) == 10  # and windows do differ
 
@@ -126,7 +200,7 @@ def test_a_window_scores_the_same_in_any_company(rope, plan):
 @pytest.mark.parametrize('method', ['none', 'yarn(factor=4)'])
 def test_the_last_positions_of_a_direct_call(rope, plan, protocol, length, scored, method):
   windows, pos = plan.windows(protocol, length), positions(rope, length, method)
-  got = scorer(rope)(plan, windows, pos)
+  got = one(scorer(rope), plan, windows, pos)
   inputs, targets = plan.tokens(windows)
   nll = np.asarray(rope[2].nll(inputs, targets, pos))
   assert got.shape == (len(windows), scored) and got.dtype == np.float32
@@ -149,7 +223,7 @@ def test_only_the_text_before_a_target_is_read(rope):
     outside[w.start : w.start + w.length] = False
   tokens[outside] = 7
   tokens[last[0]] = (tokens[last[0]] + 1) % 256
-  a, b = (scorer(rope)(p, windows[:1], pos) for p in (plan, other))
+  a, b = (one(scorer(rope), p, windows[:1], pos) for p in (plan, other))
   np.testing.assert_array_equal(a[0, :-1], b[0, :-1])
   assert a[0, -1] != b[0, -1]
 
@@ -157,7 +231,7 @@ def test_only_the_text_before_a_target_is_read(rope):
 def test_methods_reach_the_program(rope, plan):
   """Positions are arguments: were they constants of the first call, every method would score alike."""
   score, windows = scorer(rope), plan.windows('fixed_targets', 128)
-  rows = [score(plan, windows, positions(rope, 128, m)) for m in ('none', 'pi', 'ntk', 'yarn', 'none')]
+  rows = [one(score, plan, windows, positions(rope, 128, m)) for m in ('none', 'pi', 'ntk', 'yarn', 'none')]
   np.testing.assert_array_equal(rows[0], rows[4])
   for i in range(4):
     for j in range(i):
@@ -172,7 +246,7 @@ def test_a_zeroed_model_is_uniform_at_every_length(scheme, vocab, plan):
   values = set()
   for length in LENGTHS:
     for protocol in ('fixed_targets', 'non_overlapping'):
-      values |= set(np.unique(score(plan, plan.windows(protocol, length), positions(tiny, length))).tolist())
+      values |= set(np.unique(one(score, plan, plan.windows(protocol, length), positions(tiny, length))).tolist())
   assert len(values) == 1
   assert values.pop() == pytest.approx(np.log(vocab), abs=1e-6)
 
@@ -180,7 +254,7 @@ def test_a_zeroed_model_is_uniform_at_every_length(scheme, vocab, plan):
 def test_progress_counts_the_tokens_of_real_windows(rope, plan):
   done = []
   windows = plan.windows('fixed_targets', 32)
-  scorer(rope)(plan, windows, positions(rope, 32), done.append)
+  scorer(rope)(plan, windows, [positions(rope, 32)], done.append)
   assert done == [4 * 32, 4 * 32, 2 * 32]  # dummy rows do not count
 
 
@@ -189,8 +263,8 @@ def test_parameters_are_arguments_too(rope, plan):
   windows, pos = plan.windows('fixed_targets', 32), positions(rope, 32)
   graphdef, params, _ = rope
   moved = jax.tree.map(lambda a: a * 1.1, params)
-  a = Scorer(graphdef, params, make_mesh(1), 128)(plan, windows, pos)
-  b = Scorer(graphdef, moved, make_mesh(1), 128)(plan, windows, pos)
+  a = one(Scorer(graphdef, params, make_mesh(1), 128), plan, windows, pos)
+  b = one(Scorer(graphdef, moved, make_mesh(1), 128), plan, windows, pos)
   assert np.abs(a - b).max() > 1e-3
 
 
@@ -204,7 +278,8 @@ assert jax.device_count() == 2
 graphdef, params, lm = tiny = s.model()
 score = s.Scorer(graphdef, jax.device_put(params, whole(make_mesh(2))), make_mesh(2), 3 * 32)
 plan = s.make_plan()
-print(score.rows(32), score.rows(128), score(plan, plan.windows('fixed_targets', 32), s.positions(tiny, 32)).tolist())
+windows = plan.windows('fixed_targets', 32)
+print(score.rows(32), score.rows(128), s.one(score, plan, windows, s.positions(tiny, 32)).tolist())
 assert score.traces == 1
 """
   env = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '2', 'PYTHONPATH': str(root)}
@@ -212,5 +287,5 @@ assert score.traces == 1
   assert done.returncode == 0, done.stderr
   rows, long_rows, numbers = done.stdout.split(maxsplit=2)
   assert (rows, long_rows) == ('2', '2')
-  want = scorer(rope)(plan, plan.windows('fixed_targets', 32), positions(rope, 32))
+  want = one(scorer(rope), plan, plan.windows('fixed_targets', 32), positions(rope, 32))
   np.testing.assert_allclose(np.array(eval(numbers)), want, rtol=2e-6, atol=2e-6)

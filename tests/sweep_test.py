@@ -10,11 +10,13 @@ from flax import nnx
 
 import posenc
 from data import TokenDocument
+from evaluation import report
 from evaluation.plan import EvalConfig, Plan
 from evaluation.score import Scorer
 from evaluation.stats import t_interval
 from evaluation.sweep import cost, exp, positions_hash, sweep
 from models.lm import LM, ModelConfig
+from models.memory import OutOfMemory
 from training.devices import make_mesh
 
 TRAIN_LEN, MAX_MULTIPLE, DOCS, T = 16, 8, 12, 8
@@ -56,16 +58,27 @@ class Bar:
 
 
 class Fake:
-  """A scorer whose NLL is `nll(document, length, pos)` for every target; it keeps what it was called with."""
+  """A scorer whose NLL is `nll(document, length, pos)` for every target; it keeps what it was called with.
 
-  def __init__(self, nll):
-    self.nll, self.calls = nll, []
+  `refuses(length, pos)`: what does not fit into memory.
+  """
 
-  def __call__(self, plan, windows, pos, done=lambda tokens: None):
-    length, scored = windows[0].length, windows[0].scored
-    self.calls.append((length, scored, positions_hash(pos)))
-    done(len(windows) * length)
-    return np.float32([[self.nll(w.document, length, pos)] * scored for w in windows])
+  def __init__(self, nll, refuses=lambda length, pos: False):
+    self.nll, self.refuses, self.calls, self.windows = nll, refuses, [], []
+
+  def program(self, length, pos):
+    if self.refuses(length, pos):
+      raise OutOfMemory(f'{length} tokens are too many')
+
+  def __call__(self, plan, windows, positions, done=lambda tokens: None):
+    (length,) = {w.length for w in windows}
+    self.windows.append([(w.document, w.start, w.scored) for w in windows])
+    out = []
+    for pos in positions:
+      self.calls.append((length, positions_hash(pos)))
+      done(len(windows) * length)
+      out.append([np.float32([self.nll(w.document, length, pos)] * w.scored) for w in windows])
+    return out
 
 
 def documents(n=DOCS):
@@ -234,12 +247,15 @@ def test_numbers_of_a_point_by_hand():
   assert point['interval'] == 't over documents, this checkpoint'
 
 
-class PerToken:
+class PerToken(Fake):
   """Every target has a number of its own: a mean over anything but tokens shows."""
 
-  def __call__(self, plan, windows, pos, done=None):
+  def __init__(self):
+    super().__init__(None)
+
+  def __call__(self, plan, windows, positions, done=None):
     _, targets = plan.tokens(windows)
-    return (targets[:, -windows[0].scored :] / 64).astype(np.float32)
+    return [[(t[-w.scored :] / 64).astype(np.float32) for w, t in zip(windows, targets)] for _ in positions]
 
 
 @pytest.mark.parametrize('protocol', ['fixed_targets', 'non_overlapping'])
@@ -247,7 +263,7 @@ def test_the_mean_over_documents_is_the_mean_over_tokens(protocol):
   plan = make_plan(protocols=(protocol,))
   for length in LENGTHS:
     windows = plan.windows(protocol, length)
-    nll = PerToken()(plan, windows, None).astype(np.float64)
+    nll = np.stack(PerToken()(plan, windows, [None])[0]).astype(np.float64)
     point = at(run(PerToken(), plan=plan), length=length, protocol=protocol)
     assert point['tokens'] == nll.size
     assert point['nll'] == pytest.approx(nll.mean(), rel=1e-12)
@@ -337,12 +353,12 @@ def test_protocols_are_compared_with_their_own_none():
   def nll(d, n, pos):
     return 1.0 if slowest(pos) > 1.1 else 0.5
 
-  fake = Fake(nll)
+  class Scaled(Fake):
+    def __call__(self, plan, windows, positions, done):
+      many = super().__call__(plan, windows, positions, done)
+      return [[row * (1 if w.scored == T else 4) for w, row in zip(windows, rows)] for rows in many]
 
-  def scorer(plan, windows, pos, done):
-    return fake(plan, windows, pos, done) * (1 if windows[0].scored == T else 4)
-
-  points = run(scorer, ('none', 'pi'), plan=plan)
+  points = run(Scaled(nll), ('none', 'pi'), plan=plan)
   assert at(points, 'pi')['vs_none'] == 0.5
   assert at(points, 'pi', protocol='non_overlapping')['vs_none'] == 2.0
 
@@ -361,7 +377,7 @@ def test_methods_with_equal_positions_are_scored_once():
   for protocols in (('fixed_targets',), ('fixed_targets', 'non_overlapping')):
     fake, bar, plan = Fake(lambda d, n, pos: slowest(pos)), Bar(), make_plan(protocols=protocols)
     points = run(fake, methods, (16, 128), plan=plan, bar=bar)
-    assert len(fake.calls) == len(protocols) * (2 + 3)  # 1x: none, yarn(factor=8); 8x: none, pi, yarn
+    assert len(fake.calls) == 2 + 3  # 1x: none, yarn(factor=8); 8x: none, pi, yarn
     assert len(set(fake.calls)) == len(fake.calls)
     assert bar.n == cost(plan, (16, 128), methods)  # the bar ends at its end all the same
   same = ('nll', 'ppl', 'nll_documents', 'positions_hash', 'vs_none')
@@ -371,12 +387,13 @@ def test_methods_with_equal_positions_are_scored_once():
   assert len({at(points, m)['positions_hash'] for m in ('none', 'pi', 'yarn')}) == 3
 
 
-def test_protocols_never_share_a_score():
+def test_protocols_share_batches_and_no_score():
   """Where T happens to be the whole length the windows still differ: the key holds the protocol."""
   plan = make_plan(protocols=('fixed_targets', 'non_overlapping'))
   fake = Fake(lambda d, n, pos: 2.0)
   points = run(fake, ('none',), (16,), plan=plan)
-  assert [c[1] for c in fake.calls] == [8, 16]
+  assert len(fake.calls) == 1
+  assert [scored for _, _, scored in fake.windows[0]] == [8] * DOCS * 2 + [16] * DOCS * 8
   assert [p['tokens'] for p in points] == [DOCS * 2 * 8, DOCS * 128]
   assert [p['context_min'] for p in points] == [8, 0]
 
@@ -385,7 +402,7 @@ def test_none_is_scored_before_what_is_compared_with_it():
   fake = Fake(lambda d, n, pos: slowest(pos))
   run(fake, ('none', 'pi'), (32,))
   plain = positions_hash(posenc.positions('none', schemes('rope'), TRAIN_LEN, 32))
-  assert [c[2] == plain for c in fake.calls] == [True, False]
+  assert [c[1] == plain for c in fake.calls] == [True, False]
 
 
 def test_positions_hash_sees_every_leaf():
@@ -422,6 +439,25 @@ def test_a_method_that_means_nothing_for_a_scheme_is_unsupported():
     assert at(points, 'ntk', length)['outcome'] == 'unsupported'
     assert 'alibi has no frequencies' in at(points, 'ntk', length)['reason']
     assert at(points, 'none', length)['outcome'] == 'ok'
+
+
+def test_what_does_not_fit_is_an_outcome_and_the_sweep_goes_on(tmp_path):
+  """One method at one length; and where 'none' does not fit, there is nothing to be compared with."""
+  plan, bar = make_plan(protocols=('fixed_targets', 'non_overlapping')), Bar()
+  fake = Fake(lambda d, n, pos: 2.0, lambda n, pos: n == 128 or (n == 32 and slowest(pos) < 1.1))
+  points = run(fake, ('none', 'pi'), plan=plan, bar=bar)
+  outcome = {(p['length'], p['method']): (p['outcome'], p['reason']) for p in points}
+  assert outcome == {
+    **{(n, m): ('ok', None) for n in LENGTHS for m in ('none', 'pi')},
+    **{(128, m): ('out of memory', '128 tokens are too many') for m in ('none', 'pi')},
+    (32, 'none'): ('out of memory', '32 tokens are too many'),
+  }
+  assert all(('nll' in p) == (p['outcome'] == 'ok') for p in points)
+  assert 'vs_none' in at(points, 'pi', 16) and 'vs_none' not in at(points, 'pi', 32)
+  assert {c[0] for c in fake.calls} == {12, 16, 32} and bar.n == cost(plan, LENGTHS, ('none', 'pi'))
+  report.write(tmp_path, points)
+  assert report.table(points).count('out of memory') == 3
+  assert report.read_curve(tmp_path / 'curve.jsonl') == report.merge([], points)
 
 
 def test_800_nats_end_no_sweep():

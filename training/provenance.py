@@ -18,7 +18,7 @@ PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'data
 def claim(workdir: pathlib.Path, config: Any, data: Any) -> None:
   """Writes `workdir/config.json`, or, where there is one, refuses another config and prints the difference.
 
-  The data are part of it: a config names a corpus, whose files may have changed since. The mesh is not.
+  The data are part of it: a config names a corpus, whose files may have changed since. The mesh and the memory are not.
   """
   workdir.mkdir(parents=True, exist_ok=True)
   path = workdir / 'config.json'
@@ -32,7 +32,7 @@ def claim(workdir: pathlib.Path, config: Any, data: Any) -> None:
     changed = [
       f'{key}: {theirs.get(key, "absent")!r} -> {ours.get(key, "absent")!r}'
       for key in both
-      if key != 'config.mesh' and theirs.get(key, both) != ours.get(key, both)
+      if key not in ('config.mesh', 'config.memory_gb') and theirs.get(key, both) != ours.get(key, both)
     ]
     if changed:
       raise SpecError(f'{workdir} holds a run with another config ({"; ".join(changed)}); use another workdir')
