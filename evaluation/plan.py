@@ -17,6 +17,7 @@ from data import TokenDocument, cut
 from data.windows import visible
 from evaluation import protocols
 from evaluation.protocols import STREAM, Selection, Window
+from evaluation.store import Place
 from spec import SpecError
 
 
@@ -133,10 +134,21 @@ class Plan:
     parts = self.select(protocol, length).parts
     return min(part.first for part in parts), max(part.last for part in parts) - 1
 
-  def seen(self, windows: Sequence[Window]) -> tuple[np.ndarray, np.ndarray]:
-    """(offset in its document, text tokens before it in its window) of every scored target, int[len(windows), T]."""
-    offset = np.stack([np.arange(w.start + w.length - w.scored, w.start + w.length) for w in windows])
-    return offset, np.stack([visible(w.start, w.length, self.bos)[-w.scored :] for w in windows])
+  def seen(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
+    """(offset in its document, text tokens before it in its window) of every target that is kept, int[scored]."""
+    end = window.start + window.length
+    kept = visible(window.start, window.length, self.bos)[-window.scored :]
+    return np.arange(end - window.scored, end), kept
+
+  def place(self, window: Window) -> Place:
+    """Where it lies, whatever else is in the plan."""
+    if window.document == STREAM:
+      return Place(self._stream_name, window.start)
+    return Place(self.documents[window.document].name, window.start)
+
+  @functools.cached_property
+  def _stream_name(self) -> str:
+    return f'stream {hashlib.sha256(self.stream.tobytes()).hexdigest()[:16]}'
 
   def tokens(self, windows: Sequence[Window]) -> tuple[np.ndarray, np.ndarray]:
     """(inputs, targets), each int32[len(windows), length]."""

@@ -4,8 +4,9 @@
   store/<address>/<name>.npz   windows of one length: document, start, positions kept, their NLL, seconds, sha256
 
 The address is the sha256 of the key, a file's name that of the windows it holds: two processes that score the same
-windows write the same file, and whoever comes second replaces it with an equal one. Files are written whole (temporary
-file, fsync, rename) and checked when read; one that does not match its checksum is named, left out, and computed again.
+windows write the same file, and whoever comes second replaces it with the same numbers. Files are written whole
+(temporary file, fsync, rename) and checked when read; one that does not match its checksum is named, left out, and
+computed again.
 """
 
 import contextlib
@@ -31,7 +32,7 @@ STALE = 3600  # seconds after which a temporary file has no writer any more
 class Key:
   """What a window's NLL depends on besides its document and start.
 
-  checkpoint: of the parameters and of what they do not show, see `checkpoint_hash`. scheme: the pattern's strings.
+  checkpoint: of the parameters. model: what these do not show, such as how many heads. scheme: the pattern's strings.
   positions: of the resolved arrays. Two methods that make the same arrays are one; the label of either is a matter of
   the curve, whose points name the arrays. corpus: of its token ids, so of the tokenizer too. dtype: of activations.
 
@@ -39,6 +40,7 @@ class Key:
   """
 
   checkpoint: str
+  model: str
   scheme: str
   positions: str
   corpus: str
@@ -72,14 +74,46 @@ class Store:
     return [Key(**json.loads(path.read_text())) for path in sorted(self.directory.glob('*/key.json'))]
 
 
-class Shelf:
-  """The windows of one key. Nothing is created before something is put."""
+class Rows:
+  """The windows of one key, in memory."""
+
+  def __init__(self):
+    self._rows: dict[Place, np.ndarray] = {}
+    self._seconds = 0.0
+
+  def __len__(self) -> int:
+    return len(self._rows)
+
+  def has(self, place: Place, scored: int) -> bool:
+    return len(self._rows.get(place, ())) >= scored
+
+  def row(self, place: Place, scored: int) -> np.ndarray:
+    """float32[scored], NLL of a window's last positions, nats."""
+    return self._rows[place][-scored:]
+
+  def put(self, places: Sequence[Place], rows: Sequence[np.ndarray], seconds: float = 0.0) -> None:
+    """Keeps the NLL of the last positions of these windows. seconds: what they took."""
+    for place, row in zip(places, rows, strict=True):
+      if len(row) > len(self._rows.get(place, ())):
+        self._rows[place] = np.asarray(row, np.float32)
+    self._seconds += seconds
+
+  def compact(self) -> None:
+    """Nothing more will be put for now."""
+
+  @property
+  def seconds(self) -> float:
+    """What a window took, on average, from which the time of others is estimated; 0 where nothing is known."""
+    return self._seconds / max(len(self._rows), 1)
+
+
+class Shelf(Rows):
+  """The windows of one key, on disk. Nothing is created before something is put."""
 
   def __init__(self, directory: pathlib.Path, key: Key, warn: Callable[[str], object] = print):
+    super().__init__()
     self.directory, self.key, self._warn = directory, key, warn
-    self._rows: dict[Place, np.ndarray] = {}
     self._files: dict[str, bool] = {}  # name -> whether it is sound
-    self._seconds = 0.0
     self.refresh()
 
   def refresh(self) -> None:
@@ -93,30 +127,11 @@ class Shelf:
       if not gone:
         return
 
-  def __len__(self) -> int:
-    return len(self._rows)
-
-  def has(self, place: Place, scored: int) -> bool:
-    return len(self._rows.get(place, ())) >= scored
-
-  def row(self, place: Place, scored: int) -> np.ndarray:
-    """float32[scored], NLL of a window's last positions, nats."""
-    return self._rows[place][-scored:]
-
   def put(self, places: Sequence[Place], rows: Sequence[np.ndarray], seconds: float = 0.0) -> None:
-    """Writes the NLL of the last positions of these windows. On return it is on disk, or nothing is.
-
-    seconds: what they took, from which the time of others is estimated.
-    """
-    rows = [np.asarray(row, np.float32) for row in rows]
-    name = self._write(places, rows, seconds)
+    """On return they are on disk, or nothing of them is."""
+    name = self._write(places, [np.asarray(row, np.float32) for row in rows], seconds)
     self._files[name] = True
-    self._take(places, rows, seconds)
-
-  @property
-  def seconds(self) -> float:
-    """A window took, on average; 0 where nothing is known."""
-    return self._seconds / max(len(self._rows), 1)
+    super().put(places, rows, seconds)
 
   def compact(self) -> None:
     """Merges the files into one, which reads a hundred times as fast, and sweeps what is of no use.
@@ -135,12 +150,6 @@ class Shelf:
           left.unlink()
     self._files = {name: True}
 
-  def _take(self, places: Sequence[Place], rows: Sequence[np.ndarray], seconds: float) -> None:
-    for place, row in zip(places, rows, strict=True):
-      if len(row) > len(self._rows.get(place, ())):
-        self._rows[place] = row
-    self._seconds += seconds
-
   def _read(self, name: str) -> bool:
     """Whether there is such a file, sound or not."""
     path = self.directory / name
@@ -155,7 +164,7 @@ class Shelf:
     places = [Place(str(d), int(s)) for d, s in zip(arrays['document'], arrays['start'])]
     ends = np.cumsum(arrays['scored'])
     self._files[name] = True
-    self._take(places, np.split(arrays['nll'], ends[:-1]), float(arrays['seconds']))
+    super().put(places, np.split(arrays['nll'], ends[:-1]), float(arrays['seconds']))
     return True
 
   def _write(self, places: Sequence[Place], rows: Sequence[np.ndarray], seconds: float) -> str:
@@ -227,14 +236,14 @@ def _json(value: Any) -> str:
   return json.dumps(value, sort_keys=True, separators=(',', ':'))
 
 
-def checkpoint_hash(params: Any, facts: Mapping[str, Any]) -> str:
-  """sha256 of the parameters, leaf by leaf: name, dtype, shape, bytes; and of `facts`, what they do not show.
+def checkpoint_hash(params: Any) -> str:
+  """sha256 of the parameters, leaf by leaf: name, dtype, shape, bytes.
 
   Of what is computed with, not of files: a copy of a run, or the same step saved again, has the same one.
   """
   from jax import tree_util  # here, so that whoever only reads a store need not start jax
 
-  digest = hashlib.sha256(_json(facts).encode())
+  digest = hashlib.sha256()
   leaves = {tree_util.keystr(path): leaf for path, leaf in tree_util.tree_leaves_with_path(params)}
   for name in sorted(leaves):
     array = np.asarray(leaves[name])

@@ -4,10 +4,19 @@ import math
 
 import numpy as np
 import pytest
+from absl import flags
+from absl.testing import flagsaver
+from flax import nnx
 
+import eval_extrapolation
+from configs.schema import Config
+from configs.smoke import get_config
 from evaluation import certify, nulls
 from evaluation.nulls import broken, copy, evaluate, fake_gain, judge, residual, smooth, step, synthetic_plan, uniform
 from evaluation.plan import EvalConfig
+from evaluation.report import read_curve
+from training import provenance
+from training.checkpoints import Checkpoints
 
 TRAIN_LEN, T = 512, 64
 LENGTHS = [TRAIN_LEN * 2**i for i in range(6)]
@@ -109,6 +118,33 @@ def test_a_real_network_that_reads_no_further_back_is_flat(scheme):
   assert len(np.unique(nll[40])) > 20
   np.testing.assert_allclose(nll[256], nll[40], rtol=0, atol=1e-5)
   assert np.abs(nll[24] - nll[40]).max() > 1e-2  # and it does read them
+
+
+@pytest.fixture(scope='module')
+def smoke():
+  return Config.from_dict(get_config('nope').to_dict()).load_data()
+
+
+@pytest.mark.parametrize('scheme', certify.NETWORKS)
+def test_and_so_it_is_through_the_real_driver(scheme, smoke, tmp_path):
+  """Checkpoint, corpus, plan, scorer, store, curve: 2 layers of window 8 read 14 tokens back, T = 8."""
+  config = Config.from_dict({**get_config(f'{scheme}(window=8)').to_dict(), 'log': {}})
+  lm = config.build_model(257)
+  lm.embedding.embedding[...] *= 4.0
+  saved = Checkpoints(tmp_path, keep=1)
+  saved.save(1, {'params': nnx.to_pure_dict(nnx.state(lm))})
+  saved.close()
+  provenance.claim(tmp_path, config, smoke)
+  asked = {'method': ['none'], 'multiples': ['0.5', '1', '2', '8'], 'protocol': ['fixed_targets']}
+  flags.FLAGS.mark_as_parsed()
+  with flagsaver.flagsaver(workdir=str(tmp_path), **asked):
+    assert eval_extrapolation.main() == 0
+  curve = read_curve(tmp_path / 'extrapolation' / 'curve.jsonl')
+  nll = {p['length']: np.array(p['nll_documents']) for p in curve}
+  assert set(nll) == {16, 32, 64, 256} and len(np.unique(nll[32])) == 12
+  for length in (64, 256):
+    np.testing.assert_allclose(nll[length], nll[32], rtol=0, atol=1e-5)
+  assert np.abs(nll[16] - nll[32]).max() > 1e-3  # 8 tokens before the first target are fewer than it reads
 
 
 def test_the_certificate_prints_every_protocol_s_bias_and_gain(capsys):
