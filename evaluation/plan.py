@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -162,11 +163,11 @@ class Plan:
     tokens = self.documents[window.document].tokens
     return cut(tokens, window.start, window.length, self.bos, self.bos_id)
 
-  def targets_of(self, window: Window, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-    """(targets first .. last - 1 of a window, the document that each belongs to, -1 for BOS)."""
+  def targets_of(self, window: Window, first: int, last: int) -> tuple[np.ndarray, Any]:
+    """(targets first .. last - 1 of a window, the document that they belong to), in the stream each, -1 for BOS."""
     span = slice(window.start + first, window.start + last)
     if window.document != STREAM:
-      return self.documents[window.document].tokens[span], np.full(last - first, window.document)
+      return self.documents[window.document].tokens[span], window.document
     targets = self.stream[span]
     block = len(self.stream) // self.covered  # every document has as many tokens in it
     owner = np.arange(span.start, span.start + len(targets)) // block

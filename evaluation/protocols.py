@@ -250,15 +250,16 @@ def reduce(plan: Any, selection: Selection, row: Callable[[Window], np.ndarray],
     kept = window.length - window.scored  # the index of the row's first entry
     nll = row(window)[first - kept : last - kept].astype(np.float64)
     targets, owner = plan.targets_of(window, first, last)
-    text = owner >= 0  # BOS is no target, wherever a stream has one
-    nll, targets, owner = nll[text], targets[text], owner[text]
+    if window.document == STREAM:
+      text = owner >= 0  # BOS is no target, wherever a stream has one
+      nll, targets, owner = nll[text], targets[text], owner[text]
     weight = 1.0 if selection.mean == 'tokens' else 1.0 / len(nll)
-    if window.document != STREAM:
-      sum_D[window.document] += weight * nll.sum()
-      weight_D[window.document] += weight * len(nll)
-    else:
+    if window.document == STREAM:
       sum_D += weight * np.bincount(owner, nll, count)
       weight_D += weight * np.bincount(owner, minlength=count)
+    else:
+      sum_D[owner] += weight * nll.sum()
+      weight_D[owner] += weight * len(nll)
     tokens += len(nll)
     n_bytes += int(bytes_V[targets].sum())
     for i, (low, high) in enumerate(zip(selection.edges, selection.edges[1:])):

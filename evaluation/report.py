@@ -261,8 +261,9 @@ def _range(points: Sequence[Point]) -> tuple[float, float]:
 
 
 def _contexts(points: Sequence[Point], protocol: str) -> str:
-  scored = next(p['T'] for p in points if p['protocol'] == protocol)
-  return f'L-{scored} .. L-1' if protocol == 'fixed_targets' else '0 .. L-1'
+  if protocol != 'fixed_targets':
+    return '0 .. L-1'
+  return f'L-{next(p["T"] for p in points if p["protocol"] == protocol)} .. L-1'
 
 
 def _line(ax: Any, line: Sequence[Point], label: str, look: tuple[str, str], ceiling: float) -> None:

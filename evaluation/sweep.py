@@ -42,7 +42,7 @@ def sweep(
     fill(stage, make_scorer, progress)
     points: list[Point] = []
     for protocol in plan.cfg.protocols:
-      known, none, scored = {}, None, {}
+      known, none, scored = dict.fromkeys(('T', 'context_min', 'context_max')), None, {}
       if protocol in stage.selections:
         known = _of_the_targets(plan, stage.selections[protocol], train_len, bytes_per_token_V, floor)
       for method in methods:

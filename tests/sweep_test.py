@@ -1,5 +1,6 @@
 """Points of a sweep, with scorers whose numbers are known and with a tiny LM."""
 
+import functools
 import json
 import math
 from dataclasses import replace
@@ -141,7 +142,12 @@ def at(points, method='none', length=128, protocol='fixed_targets'):
 
 def slowest(pos):
   """What a method did to the last frequency: 1 for none, 8 for a factor of 8."""
-  return float(schemes('rope')[0].inv_freq_P[-1] / np.float64(pos[0].inv_freq_P[-1]))
+  return float(_trained() / np.float64(pos[0].inv_freq_P[-1]))
+
+
+@functools.cache
+def _trained():
+  return schemes('rope')[0].inv_freq_P[-1]
 
 
 # What is in a point.
@@ -522,15 +528,15 @@ PROTOCOLS = ('fixed_targets', 'non_overlapping', 'sliding(stride=8)', 'yarn(stri
 
 
 class Batches(PerToken):
-  """Two windows a run, as a scorer fetches them; dies in run `left`, and counts what it has handed over."""
+  """Twelve windows a run, as a scorer fetches them; dies in run `left`, and counts what it has handed over."""
 
   def __init__(self, left=math.inf):
     super().__init__()
     self.left, self.scored = left, []
 
   def runs(self, plan, windows, positions):
-    for start in range(0, len(windows), 2):
-      part = windows[start : start + 2]
+    for start in range(0, len(windows), 12):
+      part = windows[start : start + 12]
       for i, pos in enumerate(positions):
         self.left -= 1
         if self.left < 0:
@@ -576,7 +582,7 @@ def test_what_is_new_alone_is_scored(tmp_path):
     assert points == run(Batches(), methods, lengths, plan=plan)  # as if it had never been interrupted
 
 
-@pytest.mark.parametrize('life', [1, 2, 5, 40])
+@pytest.mark.parametrize('life', [1, 2, 5, 20])
 def test_an_interrupted_sweep_scores_nothing_twice(tmp_path, life):
   methods, plan = ('none', 'pi', 'yarn'), make_plan(protocols=('fixed_targets', 'sliding(stride=8)'))
   want, store, handed = run(Batches(), methods, plan=plan), Store(tmp_path), []
@@ -587,7 +593,7 @@ def test_an_interrupted_sweep_scores_nothing_twice(tmp_path, life):
       break
     except KeyboardInterrupt:
       handed += scorer.scored
-      life += 30
+      life += 8
   handed += scorer.scored
   assert json.dumps(points) == json.dumps(want)
   assert len(set(handed)) == len(handed)
@@ -666,7 +672,7 @@ def test_every_number_says_what_it_is_of():
   assert 'falls by' not in report.table(points)
 
 
-def test_a_protocol_without_windows_at_a_length_is_unsupported():
+def test_a_protocol_without_windows_at_a_length_is_unsupported(tmp_path):
   plan = make_plan(protocols=('fixed_targets', 'fairseq(context_window=20)'))
   points = run(PerToken(), ('none', 'pi'), plan=plan)
   for method in ('none', 'pi'):
@@ -674,6 +680,9 @@ def test_a_protocol_without_windows_at_a_length_is_unsupported():
     assert [p['outcome'] for p in got] == ['unsupported', 'unsupported', 'ok', 'ok']
     assert got[0]['reason'] == 'fairseq: context_window = 20 leaves none of 12 tokens to score'
     assert at(points, method, 12)['outcome'] == 'ok'
+  assert points[0].keys() >= {'T', 'context_min', 'context_max'} and got[0]['T'] is None
+  report.write(tmp_path, points)
+  assert report.table(points, 'fairseq(context_window=20)').count('unsupported') == 4
 
 
 def test_the_longlora_interval_is_about_its_number():
@@ -700,13 +709,13 @@ def test_status_and_rest_say_what_is_there(tmp_path):
     (128, 3 * 36, 3 * 36, 128 * 108, 256.0 * 108, None),
   ]
   with pytest.raises(KeyboardInterrupt):
-    run(Batches(60 + 12), ('none', 'yarn', 'ntk'), (16, 128), plan=plan, stored=store)
+    run(Batches(10 + 4), ('none', 'yarn', 'ntk'), (16, 128), plan=plan, stored=store)
   survey = make_survey(('none', 'yarn', 'ntk'), (16, 128), plan=plan, stored=store)
   lines = [line.split()[1:] for line in status(survey).splitlines()[1:]]
-  assert lines == [['120', 'of', '120', '8', 'of', '36']] * 3
+  assert lines == [['120', 'of', '120', there, 'of', '36'] for there in ('24', '12', '12')]
   done, left = rest(survey, lambda n: 2.0 * n)
   assert (done.missing, done.flops, done.seconds) == (0, 0.0, None)
-  assert left.missing == 3 * 28 and left.seconds > 0
+  assert left.missing == 12 + 24 + 24 and left.seconds > 0
   run(Batches(), ('none', 'yarn', 'ntk'), (16, 128), plan=plan, stored=store)
   assert all(r.missing == 0 for r in rest(survey, lambda n: 1.0))
   learned = make_survey(('none',), (16, 32), slots=('learned',))
