@@ -50,8 +50,15 @@ def temporary_bytes(compiled: Any) -> int:
   return memory.temp_size_in_bytes
 
 
-def evaluation(scheme: str, length: int, cfg: ModelConfig, vocab: int) -> tuple[Callable, tuple[Any, ...]]:
-  """A model's losses on one window, as a sweep asks for them, and the shapes of its arguments."""
+def initial(make: Callable[[], LM]) -> Any:
+  """Parameters of the model that `make` builds, as a plain tree."""
+  return jax.jit(lambda: nnx.to_pure_dict(nnx.state(make())))()
+
+
+def evaluation(
+  scheme: str, length: int, cfg: ModelConfig, vocab: int, *, run: bool = False
+) -> tuple[Callable, tuple[Any, ...]]:
+  """A model's losses on one window, as a sweep asks for them, and the shapes of its arguments; `run`: arguments."""
 
   def make():
     return LM(cfg, (spec(scheme, length),), vocab_size=vocab, train_len=length, rngs=nnx.Rngs(0))
@@ -64,4 +71,6 @@ def evaluation(scheme: str, length: int, cfg: ModelConfig, vocab: int) -> tuple[
   def nll(params, tokens_BT, pos):
     return nnx.merge(graphdef, params).nll(tokens_BT, tokens_BT, pos)
 
+  if run:
+    return nll, (initial(make), jax.random.randint(jax.random.key(0), (1, length), 0, vocab), pos)
   return nll, (shapes, jax.ShapeDtypeStruct((1, length), jnp.int32), pos)

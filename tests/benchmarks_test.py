@@ -2,6 +2,7 @@
 
 import ast
 import json
+import math
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import sys
 import pytest
 
 import posenc
-from benchmarks import attention, memory, race, startup, train_step
+from benchmarks import attention, memory, race, startup, sweep, train_step
 from benchmarks.build import evaluation
 from models.lm import ModelConfig
 
@@ -71,7 +72,30 @@ def test_memory_counts_bytes_and_an_exponent(tmp_path, root):
   (line,) = lines(tmp_path, 'memory')
   assert [run['name'] for run in line['runs']] == ['nope', 't5']
   assert all(size > 0 for run in line['runs'] for size in run['temporary_bytes'])
-  assert 'exponent' in printed
+  assert 'exponent' in printed and 'peak RSS at 64' in printed
+  nope, t5 = line['runs']
+  for run in (nope, t5):  # a model has run, in a process that holds at least the interpreter
+    assert 0 < run['nll'] < 2 * math.log(256) and 2**26 < run['peak_rss'] < 2**31
+  assert nope['nll'] != t5['nll']
+
+
+def test_sweeps_count_their_programs(tmp_path, capfd):
+  """One program per length and one more where a method has a second map, against one for each method at each length."""
+  sweep.main(['--tiny', '--repeats=1', '--schemes=alibi', f'--out={tmp_path}'])
+  (line,) = lines(tmp_path, 'sweep')
+  assert [(run['name'], run['compiles']) for run in line['runs']] == [('together', 4), ('apart', 6)]
+  assert all(len(run['wall']) == len(run['cpu']) == 1 for run in line['runs'])
+  assert line['setting']['methods'] == ['none', 'pi', 'rerope'] and len(line['setting']['multiples']) == 2
+  (line,) = lines(tmp_path, 'lengths')
+  (run,) = line['runs']
+  assert [len(times) for times in run['wall']] == [1, 1, 1] and 'exponent' in run
+  out = capfd.readouterr().out
+  assert '| nothing kept ' in out and '| alibi ' in out
+
+
+def test_the_sweep_that_is_timed_has_6_lengths_and_12_methods():
+  assert (len(sweep.MULTIPLES), len(set(sweep.METHODS)), max(sweep.MULTIPLES)) == (6, 12, 32)
+  assert sum('rerope' in method for method in sweep.METHODS) == 1  # a second program per length
 
 
 def test_exponent_is_a_slope():
@@ -113,7 +137,9 @@ def test_benchmarks_import_nothing_heavy(root):
       names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
       names += [node.module or ''] if isinstance(node, ast.ImportFrom) else []
       assert not {name.split('.')[0] for name in names} & {'torch', 'transformers'}, path.name
-  code = 'import sys, benchmarks.train_step, benchmarks.attention, benchmarks.memory, benchmarks.startup, '
+  code = (
+    'import sys, benchmarks.train_step, benchmarks.attention, benchmarks.memory, benchmarks.startup, benchmarks.sweep, '
+  )
   code += 'benchmarks.peer_torch; assert not {"jax", "torch", "numpy"} & set(sys.modules)'
   subprocess.run([sys.executable, '-c', code], cwd=root, check=True)
 
