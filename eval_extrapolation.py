@@ -12,6 +12,7 @@ import json
 import pathlib
 from typing import Any
 
+import jax
 import tqdm
 from absl import flags
 
@@ -25,7 +26,7 @@ from evaluation.survey import Survey, costs, rate, rest, status
 from evaluation.sweep import sweep
 from models.lm import abstract
 from spec import SpecError
-from training import cli, provenance
+from training import cli, hosts, provenance
 from training.checkpoints import Checkpoints, as_abstract
 from training.devices import make_mesh, spread
 
@@ -63,8 +64,8 @@ def main() -> int:
   step = checkpoints.latest if CHECKPOINT.value == 'latest' else _number('checkpoint', CHECKPOINT.value, int)
   if step is None:
     raise SpecError(f'workdir = {str(workdir)!r}: holds no checkpoint yet')
-  report.check_writable(workdir / 'extrapolation')
   mesh = make_mesh(0, config.mesh)  # batches are cut to fit it
+  hosts.on_first(mesh, lambda: report.check_writable(workdir / 'extrapolation'))
 
   # ---- data, model
   data = config.load_data()
@@ -94,17 +95,20 @@ def main() -> int:
   slots = [config.build_scheme(text) for text in config.posenc]
   rule = config.build_rule(slots)
   directory = workdir / 'extrapolation'
-  store = Store(STORE.value or directory / 'store', lambda line: print(f'note: {line}'))
+  several = jax.process_count() > 1
+  store = Store(STORE.value or directory / 'store', lambda line: print(f'note: {line}'), writes=hosts.first())
   files = workdir / 'checkpoints' / str(step)
-  checkpoint = remembered(directory / 'checkpoints.json', files, lambda: checkpoint_hash(restored()))
+  if several:  # none may find what another has just written
+    checkpoint = checkpoint_hash(restored())
+  else:
+    checkpoint = remembered(directory / 'checkpoints.json', files, lambda: checkpoint_hash(restored()))
   model = {name: getattr(config.model, name) for name in ('heads', 'kv', 'width', 'tied')}
 
   def open_rows(positions: str, length: int):
-    model_facts = json.dumps({**model, 'train_len': config.train_len})
     return store.open(
       Key(
         checkpoint=checkpoint,
-        model=model_facts,
+        model=json.dumps({**model, 'train_len': config.train_len}),
         scheme=' '.join(config.posenc),
         positions=positions,
         corpus=data.tokens_sha256,
@@ -114,8 +118,16 @@ def main() -> int:
       )
     )
 
-  survey = Survey(plan, slots, methods, lengths, config.train_len, rule, open_rows)
+  survey = Survey(
+    plan, slots, methods, lengths, config.train_len, rule, functools.cache(open_rows) if several else open_rows
+  )
   _check_context(survey, mesh)
+  if several:
+    # All score the same batches or wait for each other for ever. So what is there is read once, before any of it is
+    # written, and must be the same for all; from here on each has its own.
+    told = int(survey.missing_hash()[:7], 16)
+    if {hosts.agree(mesh, told), -hosts.agree(mesh, -told)} != {told}:
+      raise hosts.Stopped(f'{store.directory} is being written, or not the same for all processes; start again')
   if STATUS.value or DRY_RUN.value:
     print(status(survey))
     if DRY_RUN.value:
@@ -144,7 +156,7 @@ def main() -> int:
   curve = directory / 'curve.jsonl'
   before = curve.read_bytes() if curve.exists() else b''
   points, kept = [], None
-  with tqdm.tqdm(total=survey.tokens, unit='token', unit_scale=True, disable=None) as bar:
+  with tqdm.tqdm(total=survey.tokens, unit='token', unit_scale=True, disable=hosts.quiet()) as bar:
     parts = sweep(
       survey,
       scorer,
@@ -154,9 +166,12 @@ def main() -> int:
       floor=data.floor,
     )
     for part in parts:  # written as it comes: a killed sweep keeps the lengths that it has measured
-      points, differed = report.write(directory, part, keep=kept is None, redraw=False)
-      kept = kept or differed
+      if hosts.first():
+        points, differed = report.write(directory, part, keep=kept is None, redraw=False)
+        kept = kept or differed
   checkpoints.close()
+  if not hosts.first():
+    return 0
   if curve.read_bytes() != before or not (directory / 'curve.png').exists():
     report.draw(directory, points)
 

@@ -11,6 +11,7 @@ import pathlib
 import signal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import flags
 from flax import nnx
@@ -21,9 +22,10 @@ from configs.schema import Config
 from data import TrainWindows
 from models.lm import abstract
 from models.memory import fitted
-from training import cli, provenance
+from models.ring import place
+from training import cli, hosts, provenance
 from training.checkpoints import Checkpoints, as_abstract
-from training.devices import make_mesh, split_tokens, spread, whole
+from training.devices import make_mesh, split_tokens, spread, whole_shares
 from training.log import RunLog
 from training.optimizer import decay_mask, make_optimizer, schedule
 from training.step import make_train_step, make_validate
@@ -56,7 +58,8 @@ def main() -> int:
     else:
       held_out[multiple] = (TrainWindows(data.splits.validation, length, **cut_as, seed=0), pos)
   mesh = make_mesh(config.batch, config.mesh)
-  provenance.claim(workdir, config, data)
+  hosts.on_first(mesh, lambda: provenance.claim(workdir, config, data))
+  provenance.check_data(workdir, data)  # by every process: it has the same folder and the same text
   checkpoints = Checkpoints(workdir, keep=config.log.keep)
   start = checkpoints.latest or 0
   if start >= config.steps:
@@ -79,7 +82,7 @@ def main() -> int:
     state = jax.jit(init, out_shardings=home)()
 
   # ---- steps
-  train_pos = jax.device_put(train_pos, whole(mesh))
+  train_pos = jax.tree.map(np.asarray, train_pos)  # a constant of the program on every process
   train_step = make_train_step(graphdef, tx, train_pos, config.seed if config.model.dropout else None, mesh)
   validate_step = make_validate(graphdef, mesh)
   lr = schedule(config.optimizer, config.steps)
@@ -87,13 +90,14 @@ def main() -> int:
   flops_per_step = tokens_per_step * provenance.train_flops_per_token(config, shapes)
 
   def batch_at(step):
-    arrays = windows.batch(step, config.optimizer.accumulate * config.batch)
     shape = (config.optimizer.accumulate, config.batch, config.train_len)
-    batch = [jax.device_put(a.reshape(shape), split_tokens(mesh, axis=1)) for a in arrays]
+    cut = functools.partial(windows.batch, step, config.optimizer.accumulate * config.batch)
+    inputs, targets = place(split_tokens(mesh, axis=1), shape, cut)
     at = rule.train(config.seed, step)
-    if at is not None:
-      at = jax.device_put(tuple(a.astype(np.float32) for a in at), whole(mesh))
-    return (*batch, step, at), int(data.tokenizer.bytes_per_token_V[arrays[1]].sum())
+    return inputs, targets, step, None if at is None else tuple(a.astype(np.float32) for a in at)
+
+  bytes_per_token_V = np.asarray(data.tokenizer.bytes_per_token_V)
+  count_bytes = jax.jit(lambda targets_ABT: jnp.asarray(bytes_per_token_V)[targets_ABT].sum())
 
   # ---- what the run says
   log = RunLog(str(workdir / 'tensorboard' / 'train'), start=start, total=config.steps)
@@ -101,26 +105,30 @@ def main() -> int:
   for remark in remarks:
     log.say(f'note: {remark}')
 
-  def report(step, metrics, n_bytes):
-    """The numbers of update `step`, counted from 1; called once the next update is on its way."""
+  def report(step, metrics, targets_ABT):
+    """The numbers of update `step`, counted from 1; called once the next update is on its way. Returns `told`."""
     metrics = {name: float(value) for name, value in metrics.items()}
+    told = int(metrics.pop('told', 0))
     for name, value in metrics.items():
       if not math.isfinite(value):
         raise cli.Stopped(f'{name} = {value} at step {step}; last checkpoint: {checkpoints.latest or "none"}')
     if step % config.log.every and step != config.steps:
-      return
+      return told
     rate = log.rate(step)
-    metrics['bits_per_byte'] = metrics['loss'] * tokens_per_step / n_bytes / math.log(2)
+    metrics['bits_per_byte'] = metrics['loss'] * tokens_per_step / int(count_bytes(targets_ABT)) / math.log(2)
     metrics['learning_rate'] = float(lr(step - 1))  # the one this update was made with
     if rate:
       metrics |= {'tokens_per_second': rate * tokens_per_step, 'model_flops_per_second': rate * flops_per_step}
     log.scalars(step, {f'train/{name}': value for name, value in metrics.items()})
     log.line(step, f'loss {metrics["loss"]:.4f}  {rate * tokens_per_step:.0f} tokens/s')
+    return told
 
   def validate(step):
+    rows = config.log.validation_windows
     for multiple, (source, pos) in held_out.items():
-      batch = source.batch(0, config.log.validation_windows)
-      nll = float(validate_step(state['params'], *batch, jax.device_put(pos, whole(mesh))))
+      shape = (whole_shares(mesh, rows), source.length)  # the first ones once more to fill it
+      batch = place(split_tokens(mesh), shape, lambda at, source=source: source.batch(0, rows, at % rows))
+      nll = float(validate_step(state['params'], *batch, jax.tree.map(np.asarray, pos), rows))
       if multiple <= 1 and not math.isfinite(nll):  # beyond, it is a finding about the scheme
         raise cli.Stopped(f'validation nll = {nll} at step {step}; last checkpoint: {checkpoints.latest or "none"}')
       ppl = math.exp(min(nll, 700.0))  # e**709 is the last float
@@ -134,23 +142,30 @@ def main() -> int:
     stop.append(received)
     signal.signal(received, signal.SIG_DFL)  # a second one ends the program, should the save hang
 
+  def received():
+    return stop[0] if stop else 0
+
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, note)
-  done, pending, stopping = start, None, False
+  several = jax.process_count() > 1
+  done, pending, stopping = start, None, 0
   while done < config.steps and not stopping:
-    batch, n_bytes = batch_at(done)
+    # All processes stop at one step: what one was told goes to all with the step. A launch of its own every step would
+    # cost time, and its collective could meet those of the step in another order.
+    batch = batch_at(done)
+    arguments = (state, *batch, hosts.told(mesh, received()) if several else None)
     if done == start:
-      train_step, memory = fitted(train_step, state, *batch, memory_gb=config.memory_gb)
+      train_step, memory = fitted(train_step, *arguments, memory_gb=config.memory_gb)
       log.say(f'memory: {memory}')
-    state, metrics = train_step(state, *batch)
+    state, metrics = train_step(*arguments)
     done += 1
-    if pending:
-      report(*pending)
-    pending = (done, metrics, n_bytes)
+    told = report(*pending) if pending else 0
+    pending = (done, metrics, batch[1])
     log.update()
-    finished, stopping = done == config.steps, bool(stop)  # read once: a signal may come between any two lines
+    finished, stopping = done == config.steps, told if several else received()
     if finished or stopping or done % config.log.checkpoint_every == 0 or done % config.log.validate_every == 0:
-      report(*pending)  # nothing is saved or validated before its numbers have been looked at
+      # Nothing is saved or validated before its numbers have been looked at.
+      stopping = report(*pending) or stopping
       pending = None
     if finished or done % config.log.validate_every == 0:
       validate(done)
@@ -162,8 +177,8 @@ def main() -> int:
   checkpoints.close()
   log.close()
   if done < config.steps:
-    print(f'{signal.Signals(stop[0]).name}: saved step {done} of {config.steps}; run the same command to go on')
-    return 128 + stop[0]
+    print(f'{signal.Signals(stopping).name}: saved step {done} of {config.steps}; run the same command to go on')
+    return 128 + stopping
   print(f'{workdir}: finished, step {done}')
   return 0
 

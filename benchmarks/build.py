@@ -20,7 +20,16 @@ def spec(scheme: str, length: int) -> str:
 
 
 def attention(
-  scheme: str, *, batch: int, length: int, heads: int, head_dim: int, tile: int, backward: bool
+  scheme: str,
+  *,
+  batch: int,
+  length: int,
+  heads: int,
+  head_dim: int,
+  tile: int,
+  backward: bool,
+  fused: bool = True,
+  dtype: Any = jnp.float32,
 ) -> tuple[Callable, tuple[Any, ...]]:
   """f(qkv_B3TNH, x_BTD, params), and arguments for it."""
   d_model = heads * head_dim
@@ -32,14 +41,16 @@ def attention(
   def forward(qkv, x_BTD, params):
     scheme = nnx.merge(graphdef, params)
     q, k, v = (qkv[:, i] for i in range(3))
-    return attend(q, k, v, scheme, pos, scheme.token_state(x_BTD, pos), tile=tile)
+    return attend(q, k, v, scheme, pos, scheme.token_state(x_BTD, pos), tile=tile, fused=fused)
 
   def both(qkv, x_BTD, params):
-    return jax.value_and_grad(lambda *a: jnp.square(forward(*a)).sum(), argnums=(0, 1, 2))(qkv, x_BTD, params)
+    return jax.value_and_grad(lambda *a: jnp.square(forward(*a).astype(jnp.float32)).sum(), argnums=(0, 1, 2))(
+      qkv, x_BTD, params
+    )
 
   qkv = jax.random.normal(jax.random.key(0), (batch, 3, length, heads, head_dim))
   x_BTD = jax.random.normal(jax.random.key(1), (batch, length, d_model))
-  return both if backward else forward, (qkv, x_BTD, params)
+  return both if backward else forward, (qkv.astype(dtype), x_BTD.astype(dtype), params)
 
 
 def temporary_bytes(compiled: Any) -> int:

@@ -24,7 +24,6 @@ def get_config():
   config.model.d_model = 512
   config.model.heads = 8
   config.model.dtype = 'bfloat16'
-  config.model.tile = 512  # the training length at once
   config.optimizer.learning_rate = 1e-3
   config.optimizer.warmup_steps = 500
   config.log.every = 50

@@ -35,7 +35,6 @@ def get_config(scheme: str = 'rope'):
   config.model.layers = 2
   config.model.d_model = 64
   config.model.heads = 2
-  config.model.tile = 16 * 17  # the training length at once
   config.optimizer.learning_rate = 3e-3
   config.optimizer.warmup_steps = 60
   config.eval.multiples = (0.25, 0.5, 1.0, 2.0, 4.0)

@@ -20,7 +20,6 @@ def get_config(scheme: str = 'rope'):
   config.model.layers = 2
   config.model.d_model = 32
   config.model.heads = 2
-  config.model.tile = 64
   config.optimizer.warmup_steps = 5
   config.eval.multiples = (0.5, 1.0, 2.0, 8.0)
   config.eval.spans = 2

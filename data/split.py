@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from scipy import sparse
-from scipy.sparse.csgraph import connected_components
 
 import spec
 from data.corpora import Corpus
@@ -50,6 +48,10 @@ def near_duplicate_groups(texts: Sequence[bytes], *, threshold: float = 0.3) -> 
   An address that was sent twice, or a module kept in two places, would otherwise be trained on and scored.
   Exact deduplication misses those; all pairs by edit distance take hours. Sketches take a second.
   """
+  # Half as long as jax to import, and corpora that are already grouped do without.
+  from scipy import sparse
+  from scipy.sparse.csgraph import connected_components
+
   sketches = [_sketch(text) for text in texts]
   size_n = np.array([len(sketch) for sketch in sketches])
   n = len(texts)

@@ -1,6 +1,7 @@
 """Windows of tokens: how one is cut, in training and evaluation alike, and which ones a step sees."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -86,14 +87,14 @@ class TrainWindows:
     self._tokens = fits
     self._starts = np.cumsum([(len(t) - length - self._first) // stride + 1 for t in fits])
 
-  def batch(self, step: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
-    """(inputs int32[batch, length], targets int32[batch, length]) of step >= 0."""
+  def batch(self, step: int, batch: int, rows: Any = slice(None)) -> tuple[np.ndarray, np.ndarray]:
+    """(inputs int32[batch, length], targets int32[batch, length]) of step >= 0, or these `rows` of them."""
     if step < 0:
       raise spec.SpecError(f'step = {step}: a step >= 0 is allowed')
     # Philox is keyed: each (seed, step) is a stream of its own. seed + step would give seed 1 the batches of
     # seed 0, one step late.
     rng = np.random.Generator(np.random.Philox(key=np.array([self.seed, step], np.uint64)))
-    place_B = rng.integers(self._starts[-1], size=batch)
+    place_B = rng.integers(self._starts[-1], size=batch)[rows]  # all are drawn, whoever cuts which
     document_B = np.searchsorted(self._starts, place_B, side='right')
     start_B = (place_B - np.concatenate([[0], self._starts])[document_B]) * self._stride + self._first
     rows = [

@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from evaluation.plan import Plan, Window
 from models.lm import merge
 from models.memory import OutOfMemory, as_text, bytes_needed, bytes_there
-from models.ring import BATCH, CONTEXT
+from models.ring import BATCH, CONTEXT, lies, place
 from posenc import Positions
 
 
@@ -37,12 +37,12 @@ class Scorer:
     self._params, self._mesh, self._batch_tokens, self._memory_gb = params, mesh, batch_tokens, memory_gb
     self._shares = math.prod(mesh.shape[axis] for axis in BATCH)
     self._split = NamedSharding(mesh, PartitionSpec(BATCH, CONTEXT))
-    self._whole = NamedSharding(mesh, PartitionSpec())
     self._programs: dict[Any, Program | str] = {}
 
     def nll(params, inputs_BT, targets_BT, pos):
       self.traces += 1
-      return merge(graphdef, params, mesh).nll(inputs_BT, targets_BT, pos)
+      nll_BT = merge(graphdef, params, mesh).nll(inputs_BT, targets_BT, pos)
+      return lies(nll_BT, mesh) if jax.process_count() > 1 else nll_BT  # a process reads its own devices only
 
     self._nll = jax.jit(nll)
 
@@ -62,7 +62,7 @@ class Scorer:
 
   def _fitting(self, length: int, pos: tuple[Positions, ...]) -> Program | str:
     """With half as many rows as long as XLA asks for more memory than there is; why there is none."""
-    per_device, pos = self.rows(length) // self._shares, jax.device_put(pos, self._whole)
+    per_device, pos = self.rows(length) // self._shares, jax.tree.map(np.asarray, pos)
     while True:
       tokens_BT = jax.ShapeDtypeStruct((per_device * self._shares, length), np.int32, sharding=self._split)
       compiled = self._nll.lower(self._params, tokens_BT, tokens_BT, pos).compile()
@@ -97,8 +97,8 @@ class Scorer:
     next one.
     """
     programs = [self.program(windows[0].length, pos) for pos in positions]
-    placed = [jax.device_put(pos, self._whole) for pos in positions]
-    waiting = None
+    on_host = [jax.tree.map(np.asarray, pos) for pos in positions]  # may go to devices of other processes too
+    length, waiting = windows[0].length, None
 
     def fetched(nll_BT, i, part):
       # Copies: a view of the last positions would keep all of them.
@@ -107,11 +107,13 @@ class Scorer:
     for rows in sorted({program.rows for program in programs}):  # one, unless some methods' programs had to be halved
       for start in range(0, len(windows), rows):
         part = windows[start : start + rows]
-        batch = plan.tokens([*part, *[part[0]] * (rows - len(part))])
-        inputs_BT, targets_BT = (jax.device_put(a, self._split) for a in batch)
+        filled = [*part, *[part[0]] * (rows - len(part))]
+        inputs_BT, targets_BT = place(
+          self._split, (rows, length), lambda at, filled=filled: plan.tokens([filled[i] for i in at])
+        )
         for i, program in enumerate(programs):
           if program.rows == rows:
-            nll_BT = program.run(self._params, inputs_BT, targets_BT, placed[i])
+            nll_BT = program.run(self._params, inputs_BT, targets_BT, on_host[i])
             if waiting is not None:  # fetched one run late: the host fetches and cuts while the devices compute
               yield fetched(*waiting)
             waiting = nll_BT, i, part

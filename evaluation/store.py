@@ -61,13 +61,13 @@ class Place(NamedTuple):
 
 
 class Store:
-  """`warn` is told, a line each, of files that cannot be read."""
+  """`warn` is told, a line each, of files that cannot be read. writes: False changes nothing on disk."""
 
-  def __init__(self, directory: str | pathlib.Path, warn: Callable[[str], object] = print):
-    self.directory, self._warn = pathlib.Path(directory), warn
+  def __init__(self, directory: str | pathlib.Path, warn: Callable[[str], object] = print, *, writes: bool = True):
+    self.directory, self._warn, self._writes = pathlib.Path(directory), warn, writes
 
   def open(self, key: Key) -> 'Shelf':
-    return Shelf(self.directory / key.address, key, self._warn)
+    return Shelf(self.directory / key.address, key, self._warn, writes=self._writes)
 
   def keys(self) -> list[Key]:
     """Of everything in it."""
@@ -108,11 +108,16 @@ class Rows:
 
 
 class Shelf(Rows):
-  """The windows of one key, on disk. Nothing is created before something is put."""
+  """The windows of one key, on disk. Nothing is created before something is put.
 
-  def __init__(self, directory: pathlib.Path, key: Key, warn: Callable[[str], object] = print):
+  writes: False keeps what is put in memory, as processes of a run other than the first do.
+  """
+
+  def __init__(
+    self, directory: pathlib.Path, key: Key, warn: Callable[[str], object] = print, *, writes: bool = True
+  ):
     super().__init__()
-    self.directory, self.key, self._warn = directory, key, warn
+    self.directory, self.key, self._warn, self._writes = directory, key, warn, writes
     self._files: dict[str, bool] = {}  # name -> whether it is sound
     self.refresh()
 
@@ -129,8 +134,8 @@ class Shelf(Rows):
 
   def put(self, places: Sequence[Place], rows: Sequence[np.ndarray], seconds: float = 0.0) -> None:
     """On return they are on disk, or nothing of them is."""
-    name = self._write(places, [np.asarray(row, np.float32) for row in rows], seconds)
-    self._files[name] = True
+    if self._writes:
+      self._files[self._write(places, [np.asarray(row, np.float32) for row in rows], seconds)] = True
     super().put(places, rows, seconds)
 
   def compact(self) -> None:
@@ -138,7 +143,7 @@ class Shelf(Rows):
 
     Only what this object has read, and the merged file holds, is removed: another process may be writing.
     """
-    if len(self._files) < 2:
+    if len(self._files) < 2 or not self._writes:
       return
     places = sorted(self._rows)
     name = self._write(places, [self._rows[place] for place in places], self._seconds)
@@ -242,11 +247,14 @@ def checkpoint_hash(params: Any) -> str:
   Of what is computed with, not of files: a copy of a run, or the same step saved again, has the same one.
   """
   from jax import tree_util  # here, so that whoever only reads a store need not start jax
+  from jax.experimental import multihost_utils
 
   digest = hashlib.sha256()
   leaves = {tree_util.keystr(path): leaf for path, leaf in tree_util.tree_leaves_with_path(params)}
   for name in sorted(leaves):
-    array = np.asarray(leaves[name])
+    leaf: Any = leaves[name]
+    spread = not getattr(leaf, 'is_fully_addressable', True)  # over processes, each of which needs all of it
+    array = np.asarray(multihost_utils.process_allgather(leaf, tiled=True) if spread else leaf)
     digest.update(f'{name} {array.dtype} {array.shape} '.encode())
     digest.update(np.ascontiguousarray(array).data)
   return digest.hexdigest()

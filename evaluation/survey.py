@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import hashlib
+import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -116,6 +117,15 @@ class Survey:
     for window in needed(s for s in self.selected[length].values() if isinstance(s, Selection)):
       out.setdefault(window.length, []).append(self._needed[window[:3]])
     return out
+
+  def missing_hash(self) -> str:
+    """Of all that is missing."""
+    digest = hashlib.sha256()
+    for length in self.order:
+      stage = self.stage(length)
+      for n, key in sorted(stage.shelves):
+        digest.update(json.dumps([n, key, stage.missing(n, key)]).encode())
+    return digest.hexdigest()
 
   def stage(self, length: int) -> Stage:
     selected, windows = self.selected[length], self._windows(length)

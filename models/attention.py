@@ -7,6 +7,7 @@ Axis letters, used as name suffixes everywhere: `B` batch, `T` length, `N` query
 
 import dataclasses
 import functools
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
+from models import kernels
 from models.ring import BATCH, CONTEXT, Ring
 from posenc import Positions, PositionScheme
 
@@ -45,15 +47,37 @@ class Masks(NamedTuple):
   threshold: Any  # or None
 
 
-def _tile(tree: Any, start: jax.Array, size: int, axis: int) -> Any:
+def choose_tile(length: int) -> int:
+  """Queries and keys per tile where nobody says otherwise: everything at once up to 512 tokens, else tiles of 256.
+
+  By measurement on CPUs (docs/PERFORMANCE.md): at 8192 tokens 128 takes 1.08 times as long as 256, 512 takes 1.07, 1024
+  takes 1.35. On a GPU or TPU, where nothing has been measured, larger products pay: 1024.
+  """
+  if jax.default_backend() != 'cpu':
+    return 1024
+  return 512 if length <= 512 else 256
+
+
+def _causal_rows(length: int, tile: int) -> int:
+  """Into how many rows of queries one tile of everything is cut, each before the keys that it can see.
+
+  Four skip 3/8 of the square at no loop's cost; below 64 queries a row's products are too small to be worth it. Longer
+  inputs walk tiles, which skip by themselves.
+  """
+  if length > tile:
+    return 1
+  return max(rows for rows in (1, 2, 4) if rows == 1 or (length % rows == 0 and length // rows >= 64))
+
+
+def _tile(tree: Any, start: jax.Array | int, size: int, axis: int) -> Any:
   return jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, size, axis), tree)
 
 
-def _side(side: Side, start: jax.Array, size: int) -> Side:
+def _side(side: Side, start: jax.Array | int, size: int) -> Side:
   return Side(_tile(side.x, start, size, -2), _tile(side.far, start, size, -2), _tile(side.state, start, size, 1))
 
 
-def _where(where: Where, start: jax.Array, size: int) -> Where:
+def _where(where: Where, start: jax.Array | int, size: int) -> Where:
   return _tile(where, start, size, 0)
 
 
@@ -63,14 +87,42 @@ def _heads(x_BKGtr: jax.Array) -> jax.Array:
   return x_BKGtr.reshape(b, k * g, t, r)
 
 
+def _upright(x_BKRs: jax.Array) -> jax.Array:
+  """[B, K, R, s] -> [B, K, s, R], and no way for the compiler to turn the product that made it around instead."""
+  return jnp.swapaxes(jax.lax.optimization_barrier(x_BKRs), -1, -2)
+
+
+@jax.custom_vjp
+def _dots(q_BKGtR: jax.Array, k_BKsR: jax.Array) -> jax.Array:
+  """q . k of every pair, f32[B, K, G, t, s].
+
+  Its gradients, like those of `_mix`, are said such that what XLA for CPUs transposes first is always q or k, never the
+  square of pairs.
+  """
+  return jnp.einsum('BKGtR,BKsR->BKGts', q_BKGtR, k_BKsR, preferred_element_type=jnp.float32)
+
+
+def _dots_forward(q_BKGtR, k_BKsR):
+  return _dots(q_BKGtR, k_BKsR), (q_BKGtR, k_BKsR)
+
+
+def _dots_backward(saved, d_BKGts):
+  q_BKGtR, k_BKsR = saved
+  dq_BKGtR = jnp.einsum('BKGts,BKsR->BKGtR', d_BKGts, k_BKsR).astype(q_BKGtR.dtype)
+  dk_BKRs = jnp.einsum('BKGtR,BKGts->BKRs', q_BKGtR, d_BKGts)
+  return dq_BKGtR, _upright(dk_BKRs).astype(k_BKsR.dtype)
+
+
+_dots.defvjp(_dots_forward, _dots_backward)
+
+
 def _logits(scheme: PositionScheme, q: Side, k: Side, at_q: Where, at_k: Where, masks: Masks, carry: Any):
   """Logits of one tile, f32[B, N, t, s], masked, and the scheme's carry. The only place that says what a logit is."""
   back_ts = at_q.token_T[:, None] - at_k.token_T[None, :]
   visible_ts = (back_ts >= 0) & ((back_ts < at_q.reach_T[:, None]) | (at_k.token_T[None, :] < masks.sinks))
 
   def scored(q_BKGtR, k_BKsR, at_t, at_s):
-    raw_BKGts = jnp.einsum('BKGtR,BKsR->BKGts', q_BKGtR, k_BKsR, preferred_element_type=jnp.float32)
-    logits_BNts = jnp.where(visible_ts, _heads(raw_BKGts), MASKED)
+    logits_BNts = jnp.where(visible_ts, _heads(_dots(q_BKGtR, k_BKsR)), MASKED)
     q_BtNR = jnp.swapaxes(_heads(q_BKGtR), 1, 2)
     k_BsKR = jnp.swapaxes(k_BKsR, 1, 2)
     return scheme.score(logits_BNts, q_BtNR, k_BsKR, at_t, at_s, q.state, k.state, carry)
@@ -114,8 +166,8 @@ def _mix_transposed(p_BNts: jax.Array, do_BNtH: jax.Array, v_BKsH: jax.Array) ->
   do_BKGtH = do_BNtH.reshape(b, kv, n // kv, t, -1).astype(v_BKsH.dtype)
   p_BKGts = p_BNts.reshape(b, kv, n // kv, t, s).astype(v_BKsH.dtype)
   dp_BKGts = jnp.einsum('BKGtH,BKsH->BKGts', do_BKGtH, v_BKsH, preferred_element_type=jnp.float32)
-  dv_BKsH = jnp.einsum('BKGts,BKGtH->BKsH', p_BKGts, do_BKGtH, preferred_element_type=jnp.float32)
-  return _heads(dp_BKGts), dv_BKsH
+  dv_BKHs = jnp.einsum('BKGtH,BKGts->BKHs', do_BKGtH, p_BKGts, preferred_element_type=jnp.float32)
+  return _heads(dp_BKGts), _upright(dv_BKHs)
 
 
 class Walk(NamedTuple):
@@ -202,14 +254,15 @@ def attend_tiles(
   """
   head_dim = v_BKSH.shape[-1]
   k_tiles = v_BKSH.shape[-2] // tile
+  q_tile = min(tile, q.x.shape[-2])  # one of `_causal_rows` is shorter than the keys before it
 
   def row(i):
-    q_i, at_i = _side(q, i * tile, tile), _where(at_q, i * tile, tile)
+    q_i, at_i = _side(q, i * q_tile, q_tile), _where(at_q, i * q_tile, q_tile)
     walk = _walk(at_i, at_k.token_T[0], masks, tile, k_tiles)
     if running is None:
       init = start_running(scheme, q_i, head_dim)
     else:
-      init = _tile(running, i * tile, tile, 2)
+      init = _tile(running, i * q_tile, q_tile, 2)
 
     def add(step, seen: Running) -> Running:
       s = walk.tile(step) * tile
@@ -224,7 +277,7 @@ def attend_tiles(
     # A foreign block may hold no visible tile at all, so that a count of one is no certainty there.
     return _loop(walk.count, k_tiles if running is None else k_tiles + 1, add, init)
 
-  out = _rows(q.x.shape[-2] // tile, row)
+  out = _rows(q.x.shape[-2] // q_tile, row)
   return Running(*(_unstack(a, 2) for a in out))
 
 
@@ -253,6 +306,7 @@ def pull_tiles(
   query row and kept for that row alone: for all rows they would be O(T**2 / tile).
   """
   tiles = v_BKSH.shape[-2] // tile
+  q_tile = min(tile, q.x.shape[-2])
 
   def logits(params, q_i, k_s, at_i, at_s, carry):
     return _logits(nnx.merge(graphdef, params), q_i, k_s, at_i, at_s, masks, carry)
@@ -261,14 +315,14 @@ def pull_tiles(
     return _values(nnx.merge(graphdef, params), p, at_i, at_s, masks)
 
   def row(i, sums):
-    q_i, at_i = _side(q, i * tile, tile), _where(at_q, i * tile, tile)
-    do, lse, delta = (_tile(a, i * tile, tile, 2) for a in (do_BNTH, lse_BNT, delta_BNT))
+    q_i, at_i = _side(q, i * q_tile, q_tile), _where(at_q, i * q_tile, q_tile)
+    do, lse, delta = (_tile(a, i * q_tile, q_tile, 2) for a in (do_BNTH, lse_BNT, delta_BNT))
     walk = _walk(at_i, at_k.token_T[0], masks, tile, tiles)
     if running is None:
       carry = nnx.merge(graphdef, params).init_carry(jnp.swapaxes(_heads(q_i.x), 1, 2))
       dcarry = jax.tree.map(jnp.zeros_like, carry)
     else:
-      carry, dcarry = _tile(running, i * tile, tile, 2)
+      carry, dcarry = _tile(running, i * q_tile, q_tile, 2)
     carries = jax.tree.map(lambda a: jnp.zeros((tiles, *a.shape), a.dtype).at[0].set(a), carry)
 
     def key(step):
@@ -317,7 +371,7 @@ def pull_tiles(
     dparams, dq, dk, dv, dcarry = _loop(walk.count, limit, pull, (dparams, _zeros(q_i), dk, dv, dcarry))
     return (dparams, dk, dv), (dq, None if running is None else dcarry)
 
-  rows = q.x.shape[-2] // tile
+  rows = q.x.shape[-2] // q_tile
   if rows == 1:
     sums, (dq, dcarry) = row(jnp.int32(0), sums)
     return sums, dq, dcarry
@@ -327,6 +381,53 @@ def pull_tiles(
 
 def _zeros(tree: Any) -> Any:
   return jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), tree)
+
+
+class Row(NamedTuple):
+  """Some queries, tokens `start` .. `end` - 1, and the keys before `end`."""
+
+  start: int
+  end: int
+  q: Side
+  k: Side
+  v_BKsH: jax.Array
+  at_q: Where
+  at_k: Where
+
+
+def _dense(tile: int, q: Side, k: Side, v_BKTH: jax.Array, at_q: Where, at_k: Where) -> Iterator[Row]:
+  """`_causal_rows`; of a longer input the one row is everything."""
+  length = v_BKTH.shape[-2]
+  size = length // _causal_rows(length, tile)
+  for start in range(0, length, size):
+    end = start + size
+    queries, keys = _side(q, start, size), _side(k, 0, end)
+    yield Row(start, end, queries, keys, _tile(v_BKTH, 0, end, -2), _where(at_q, start, size), _where(at_k, 0, end))
+
+
+def _cut(sums: tuple[Side, jax.Array], start: jax.Array | int, size: int) -> tuple[Side, jax.Array]:
+  """Of the gradients of keys and values, those of `size` tokens."""
+  dk, dv_BKTH = sums
+  return _side(dk, start, size), _tile(dv_BKTH, start, size, -2)
+
+
+def _put(sums: tuple[Side, jax.Array], part: Any, start: jax.Array | int) -> tuple[Side, jax.Array]:
+  """The inverse of `_cut`."""
+
+  def put(whole, part, axis):
+    return jax.tree.map(lambda w, p: jax.lax.dynamic_update_slice_in_dim(w, p, start, axis % w.ndim), whole, part)
+
+  (dk, dv_BKTH), (dk_s, dv_BKsH) = sums, part
+  dk = Side(put(dk.x, dk_s.x, -2), put(dk.far, dk_s.far, -2), put(dk.state, dk_s.state, 1))
+  return dk, put(dv_BKTH, dv_BKsH, -2)
+
+
+def _join(parts: Sequence[Side]) -> Side:
+  def join(axis):
+    return lambda *leaves: jax.tree.map(lambda *a: jnp.concatenate(a, axis), *leaves)
+
+  x, far, state = zip(*parts)
+  return Side(join(-2)(*x), join(-2)(*far), join(1)(*state))
 
 
 def _blocks(ring: Ring, k: Side, v_BKTH: jax.Array, at_k: Where):
@@ -339,7 +440,11 @@ def _seen(graphdef, tile, ring, params, q, k, v_BKTH, at_q, at_k, masks):
   """o, the log-sum-exp and, in a ring, the carries that each block of keys began with, [n, B, N, T]."""
   scheme, begun = nnx.merge(graphdef, params), None
   if ring is None or ring.size == 1:
-    seen = attend_tiles(scheme, q, k, v_BKTH, at_q, at_k, masks, None, tile=tile)
+    rows = [
+      attend_tiles(scheme, r.q, r.k, r.v_BKsH, r.at_q, r.at_k, masks, None, tile=min(tile, r.end))
+      for r in _dense(tile, q, k, v_BKTH, at_q, at_k)
+    ]
+    seen = Running(*(jax.tree.map(lambda *parts: jnp.concatenate(parts, 2), *parts) for parts in zip(*rows)))
   else:
 
     def visit(running, block):
@@ -360,31 +465,32 @@ def _pulled(graphdef, tile, ring, saved, do_BNTH):
   params, q, k, v_BKTH, at_q, at_k, masks, o_BNTH, lse_BNT, begun = saved
   do_BNTH = do_BNTH.astype(jnp.float32)
   delta_BNT = (do_BNTH * o_BNTH).sum(-1)
-  pull = functools.partial(pull_tiles, graphdef, params, q, tile=tile)
+  pull = functools.partial(pull_tiles, graphdef, params)
   # Sums over tiles are kept in float32 whatever the compute dtype.
   dparams, sums = jax.tree.map(jnp.zeros_like, params), (_zeros(k), _zeros(v_BKTH))
   if ring is None or ring.size == 1:
-    (dparams, dk, dv), dq, _ = pull(k, v_BKTH, at_q, at_k, masks, do_BNTH, lse_BNT, delta_BNT, None, (dparams, *sums))
+    dqs = []
+    for r in _dense(tile, q, k, v_BKTH, at_q, at_k):
+      do, lse, delta = (_tile(a, r.start, r.end - r.start, 2) for a in (do_BNTH, lse_BNT, delta_BNT))
+      begun_r = (dparams, *_cut(sums, 0, r.end))
+      (dparams, *part), dq_r, _ = pull(
+        r.q, r.k, r.v_BKsH, r.at_q, r.at_k, masks, do, lse, delta, None, begun_r, tile=min(tile, r.end)
+      )
+      sums, dqs = _put(sums, part, 0), [*dqs, dq_r]
+    (dk, dv), dq = sums, _join(dqs)
   else:
 
     def visit(seen, block, sums, carry):
       keys, size = _blocks(ring, *block)
 
       def one(c, both):
-        (dparams, dq, dcarry), (dk, dv) = both
+        (dparams, dq, dcarry), sums = both
         k_c, v_c, at_c = keys(c)
-        sums_c = (dparams, _side(dk, c * size, size), _tile(dv, c * size, size, -2))
-        (dparams, dk_c, dv_c), dq_c, dcarry = pull(
-          k_c, v_c, at_q, at_c, masks, do_BNTH, lse_BNT, delta_BNT, (carry, dcarry), sums_c
-        )
-
-        def put(whole, part, axis):
-          return jax.tree.map(
-            lambda w, p: jax.lax.dynamic_update_slice_in_dim(w, p, c * size, axis % w.ndim), whole, part
-          )
-
-        dk = Side(put(dk.x, dk_c.x, -2), put(dk.far, dk_c.far, -2), put(dk.state, dk_c.state, 1))
-        return (dparams, jax.tree.map(jnp.add, dq, dq_c), dcarry), (dk, put(dv, dv_c, -2))
+        (dparams, *part), dq_c, dcarry = pull(
+          q, k_c, v_c, at_q, at_c, masks, do_BNTH, lse_BNT, delta_BNT, (carry, dcarry),
+          (dparams, *_cut(sums, c * size, size)), tile=tile,
+        )  # fmt: skip
+        return (dparams, jax.tree.map(jnp.add, dq, dq_c), dcarry), _put(sums, part, c * size)
 
       return _loop(ring.chunks, ring.chunks, one, (seen, sums))
 
@@ -458,10 +564,11 @@ def attend(
   pos: Positions,
   state: Any = (),
   *,
-  tile: int,
+  tile: int = 0,
   mesh: Mesh | None = None,
+  fused: bool = True,
 ) -> jax.Array:
-  """Causal attention under a position scheme, [B, T, N, H], exact for every `tile` and `mesh`.
+  """Causal attention under a position scheme, [B, T, N, H], exact for every `tile` (0: `choose_tile`) and `mesh`.
 
   Rotates, multiplies q by `scheme.query_scale(pos)` and k by `pos.key_scale_T` (nobody else scales, so a temperature
   never touches an additive bias), then walks tiles with softmax in float32. `tile >= T` is the dense path;
@@ -470,6 +577,8 @@ def attend(
 
   On a mesh B is a multiple of data x fsdp and T of context, and keys travel around `context` block by block: O(T / n)
   memory on each of its n devices.
+
+  Where `models/kernels.py` has a fused kernel for the case, that serves it in place of tiles, unless not `fused`.
   """
   b, length, n, _ = q_BTNH.shape
   kv = k_BTKH.shape[2]
@@ -477,7 +586,7 @@ def attend(
     raise ValueError(f'{n} query heads over {kv} key/value heads: a multiple is allowed')
   if pos.at_T.shape != (length,):
     raise ValueError(f'positions for {pos.at_T.shape[0]} tokens, queries for {length}')
-  ring, tile = _ring(scheme, mesh, length, tile)
+  ring, tile = _ring(scheme, mesh, length, tile or choose_tile(length))
   pad = -length % tile if ring is None else 0
   scale_TN = scheme.query_scale(pos)
 
@@ -501,26 +610,42 @@ def attend(
   if pos.far is not None:
     q_far, k_far = turned(dataclasses.replace(pos, at_T=pos.far.at_q_T), dataclasses.replace(pos, at_T=pos.far.at_k_T))
     far_q, far_k, threshold = padded(pos.far.at_q_T, 0), padded(pos.far.at_k_T, 0), pos.far.threshold
-  state = jax.tree.map(lambda a: padded(a, 1), state)
+  long_state = jax.tree.map(lambda a: padded(a, 1), state)
   token_T = jnp.arange(length + pad, dtype=jnp.int32)
   at_T = padded(pos.at_T, 0)
   graphdef, params = nnx.split(scheme)
   sides = (
-    Side(q, q_far, state),
-    Side(k, k_far, state),
+    Side(q, q_far, long_state),
+    Side(k, k_far, long_state),
     padded(jnp.moveaxis(v_BTKH, 1, 2), -2),
     Where(token_T, at_T, far_q, padded(pos.window_T, 0)),
     Where(token_T, at_T, far_k, None),
   )
-  masks = Masks(pos.sinks, threshold)
-  if ring is None:
-    o_BNTH = _attention(graphdef, tile, ring, params, *sides, masks)
-  else:
-    specs = _ARGUMENTS[1:6]
-    sides = _everywhere(ring, functools.partial(_deal, ring), specs, specs)(*sides)
-    o_BNTH = _attention(graphdef, tile, ring, params, *sides, masks)
-    o_BNTH = _everywhere(ring, functools.partial(ring.collect, axis=2), (_PER_QUERY,), _PER_QUERY)(o_BNTH)
-  return jnp.moveaxis(o_BNTH, 1, 2)[:, :length].astype(v_BTKH.dtype)
+  arguments = params, *sides, Masks(pos.sinks, threshold)
+
+  def tiles(params, *arguments):
+    if ring is None:
+      o_BNTH = _attention(graphdef, tile, ring, params, *arguments)
+    else:
+      specs = _ARGUMENTS[1:6]
+      dealt = _everywhere(ring, functools.partial(_deal, ring), specs, specs)(*arguments[:-1])
+      o_BNTH = _attention(graphdef, tile, ring, params, *dealt, arguments[-1])
+      o_BNTH = _everywhere(ring, functools.partial(ring.collect, axis=2), (_PER_QUERY,), _PER_QUERY)(o_BNTH)
+    return jnp.moveaxis(o_BNTH, 1, 2)[:, :length].astype(v_BTKH.dtype)
+
+  kernel, _ = kernels.choose(scheme, pos, state, q.dtype, q.shape[-1], mesh) if fused else (None, '')
+  if kernel is None:
+    return tiles(*arguments)
+
+  def served(params, q, k, v_BKTH, at_q, *rest):
+    qkv = [jnp.moveaxis(a, 1, 2)[:, :length] for a in (_heads(q.x), k.x, v_BKTH)]
+    at_T, window_T, state = at_q.at_T[:length], at_q.reach_T[:length], jax.tree.map(lambda a: a[:, :length], q.state)
+    rows = PartitionSpec(BATCH)
+    everywhere = lambda f: _everywhere(ring, f, (rows,) * 3, rows)  # noqa: E731
+    whole = functools.partial(tiles, params, q, k, v_BKTH, at_q, *rest)
+    return kernel(qkv, nnx.merge(graphdef, params), at_T, window_T, state, everywhere, whole)
+
+  return (kernels.unless_differentiated(served, tiles) if kernel.forward else served)(*arguments)
 
 
 def _deal(ring: Ring, q: Side, k: Side, v_BKTH: jax.Array, at_q: Where, at_k: Where):

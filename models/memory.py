@@ -28,13 +28,16 @@ def bytes_needed(compiled: Any) -> int:
 def bytes_there(held: Any, memory_gb: float = 0) -> float:
   """What a program may take of each device: what is free, and `held`, those of its arguments that are there already.
 
-  memory_gb: that much instead, GiB of each GPU or TPU, or of the machine for the CPUs, which share its memory.
+  memory_gb: that much instead, GiB of each GPU or TPU, or of the machine for the CPUs, which share its memory. Several
+  processes must run one program: without memory_gb nothing limits it there, because each would find another number.
   """
   device = jax.local_devices()[0]
   cpu = device.platform == 'cpu'
   shares = jax.local_device_count() if cpu else 1
   if memory_gb:
     return memory_gb * GIB / shares
+  if jax.process_count() > 1:
+    return math.inf
   stats = device.memory_stats() or {}
   if 'bytes_limit' in stats:
     free = stats['bytes_limit'] - stats['bytes_in_use']

@@ -5,11 +5,14 @@ while they are used (ZeRO-3). Nothing here knows about attention.
 """
 
 import dataclasses
-from collections.abc import Callable
+import functools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 BATCH = ('data', 'fsdp')
@@ -21,6 +24,43 @@ def lies(x: Any, mesh: Mesh | None, *axes: Any) -> Any:
   if mesh is None:
     return x
   return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*axes)))
+
+
+@functools.lru_cache
+def held(sharding: NamedSharding, shape: tuple[int, ...], process: int) -> np.ndarray:
+  """Rows of the batch, the last axis but one, that devices of `process` hold all or part of, rising."""
+  held_by = sharding.devices_indices_map(shape)
+  rows = {
+    row
+    for device, index in held_by.items()
+    if device.process_index == process
+    for row in range(*index[-2].indices(shape[-2]))
+  }
+  return np.array(sorted(rows))
+
+
+def place(
+  sharding: NamedSharding, shape: tuple[int, ...], cut: Callable[[np.ndarray], Sequence[np.ndarray]]
+) -> list[jax.Array]:
+  """Arrays of `shape`, [B, T] or [A, B, T], of which each process makes what its devices hold.
+
+  `cut(rows)` returns the windows [len(rows), T] of each array; rows of A micro-batches are counted on, a * B + b.
+  """
+  batch, length = shape[-2:]
+  rows = held(sharding, shape, jax.process_index())
+  parts = cut((np.arange(math.prod(shape[:-2]))[:, None] * batch + rows).reshape(-1))
+
+  def share(part):
+    part = part.reshape(*shape[:-2], len(rows), length)
+
+    def of(index):
+      first, last, _ = index[-2].indices(batch)
+      at = np.searchsorted(rows, first)
+      return part[..., at : at + last - first, index[-1]]
+
+    return jax.make_array_from_callback(shape, sharding, of)
+
+  return [share(part) for part in parts]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,3 +28,6 @@ class ALiBi(Bias):
 
   def bias(self, at_t, at_s):
     return -jnp.asarray(slopes(self.dims.heads), jnp.float32)[:, None, None] * distance(at_t, at_s)
+
+  def columns(self, at_T, state):
+    return slopes(self.dims.heads)[None, None, :, None].astype(np.float32), at_T[None, :, None, None]

@@ -48,7 +48,9 @@ class Positions:
   everything else speaks of positions. Methods compute in numpy float64; `posenc.positions` casts to float32 once.
   """
 
-  at_T: Any  # position of each token; integers in every shipped rule. [repeats, T]: of each layer of a slot
+  # Position of each token, never less than the one before; integers in every shipped rule. [repeats, T]: of each layer
+  # of a slot.
+  at_T: Any
   inv_freq_P: Any  # frequencies in force, radians per position
   onset: Any  # []: tokens before it keep the trained frequencies (LongRoPE's n-hat)
   logit_scale_T: Any  # factor on the logits, per query (YaRN: attention factor squared)
@@ -163,6 +165,14 @@ class PositionScheme(nnx.Module):
   ) -> tuple[jax.Array, Any]:
     """Logits of a tile, scaled and causally masked with a large negative number -> logits, carry."""
     return logits_BNts, carry
+
+  def columns(self, at_T: jax.Array, state: Any) -> tuple[Any, Any] | None:
+    """(a, b), f32, broadcastable to [B, T, N, E], where `score` is logits + sum_E a[t] b[s]; None where it is not.
+
+    Up to a number per query, which softmax does not see. Such a bias rides on fused kernels as more columns of q and k
+    (`models/kernels.py`). A class that overrides `score` or `bias` and not this is back to tiles.
+    """
+    return None
 
   def values(self, p_BNts: jax.Array, at_t: jax.Array, at_s: jax.Array) -> jax.Array | None:
     """What is added to p @ v, [B, N, t, H], linear in p; None for nothing."""

@@ -82,3 +82,6 @@ class FoX(RoPE):
       # Each part's difference first: the sum of the parts is the rounded number that they are there to avoid.
       logits_BNts = logits_BNts + (c_BNt[..., None] - c_BNs[..., None, :])
     return logits_BNts, carry
+
+  def columns(self, at_T, state):
+    return np.ones((1, 1, 1, len(state)), np.float32), -jnp.stack(state, -1)

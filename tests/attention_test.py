@@ -371,3 +371,28 @@ def test_refuses_what_does_not_fit():
   q, k, v, _ = arrays()
   with pytest.raises(ValueError, match='positions for 7 tokens, queries for 25'):
     attend(q, k, v, scheme, plain(scheme, 7), tile=8)
+
+
+@pytest.mark.parametrize('text', ['rope', 't5', 'cope', 'fox', 'shaw', 'rope(window=70)'])
+def test_causal_rows_of_the_dense_path_change_nothing(text, monkeypatch):
+  """128 tokens in one tile are two rows of queries; values and all gradients are those of one square."""
+  from benchmarks.build import attention as both_ways
+  from models import attention
+
+  assert attention._causal_rows(128, 128) == 2 and attention._causal_rows(512, 512) == 4
+  assert attention._causal_rows(96, 96) == attention._causal_rows(512, 128) == 1
+  sizes = {'batch': 1, 'length': 128, 'heads': 2, 'head_dim': 8, 'tile': 128}
+  f, arguments = both_ways(text, **sizes, backward=True)
+  rows = jax.jit(f)(*arguments)
+  monkeypatch.setattr(attention, '_causal_rows', lambda *_: 1)
+  f, arguments = both_ways(text, **sizes, backward=True)
+  for got, want in zip(jax.tree.leaves(rows), jax.tree.leaves(jax.jit(f)(*arguments))):
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=2e-6 * float(jnp.abs(want).max()))
+
+
+def test_the_tile_follows_the_length(monkeypatch):
+  from models import attention
+
+  assert [attention.choose_tile(n) for n in (64, 512, 513, 32768)] == [512, 512, 256, 256]
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  assert attention.choose_tile(64) == 1024

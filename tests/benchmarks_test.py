@@ -6,13 +6,17 @@ import math
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import jax
 import pytest
 
 import posenc
-from benchmarks import attention, memory, race, startup, sweep, train_step
+from benchmarks import accelerator, attention, memory, race, startup, sweep, train_step
 from benchmarks.build import evaluation
+from models import kernels
 from models.lm import ModelConfig
+from training import devices
 
 # Ours run in this interpreter, peers in one that has neither torch nor transformers: their columns stay empty.
 NAMES = {
@@ -98,6 +102,73 @@ def test_the_sweep_that_is_timed_has_6_lengths_and_12_methods():
   assert sum('rerope' in method for method in sweep.METHODS) == 1  # a second program per length
 
 
+@pytest.fixture
+def one_gpu(monkeypatch):
+  """This machine taken for one with an NVIDIA GPU, whose kernel is a dense attention."""
+  monkeypatch.setattr(devices, 'start_jax', lambda: None)  # too late for it here
+  monkeypatch.setattr(kernels, '_device', lambda mesh: SimpleNamespace(platform='gpu', compute_capability='9.0'))
+  monkeypatch.setattr(kernels, 'cudnn', cudnn)
+
+
+def cudnn(q, k, v, window):
+  q, k, wide = kernels._as_wide((q, k, v), 1)
+  local = None if window is None else (window - 1, 0)
+  o = jax.nn.dot_product_attention(q, k, wide, scale=1.0, is_causal=True, local_window_size=local)
+  return o[..., : v.shape[-1]]
+
+
+def test_the_accelerator_script_runs_unattended(tmp_path, one_gpu, capsys):
+  """All of it, small: every part has its rows, fused and tiled."""
+  flags = [f'--out={tmp_path}', '--tiny', '--repeats=1', '--seconds=600']
+  assert accelerator.main(flags) == 0
+  (line,) = lines(tmp_path, 'accelerator')
+  parts = line['parts']
+  assert line['errors'] == {} and line['left_out'] == [] and list(parts) == list(accelerator.PARTS)
+  assert all(run['ok'] for run in parts['parity'])
+  for run in parts['branches']:
+    assert run['kernel'] == 'cudnn' and 0 < run['fused'] < 0.05 and 0 < run['tiles'] < 0.05
+    assert run['fused'] != run['tiles']
+  assert {(run['name'], run['kernel'], 'fused' in run) for run in parts['attention']} == {
+    ('rope', 'cudnn', True), ('t5', 't5 has a score of its own', False),
+  }  # fmt: skip
+  assert [run['length'] for run in parts['sweep']] == [16, 32]
+  assert all(run[method] > 0 for run in parts['sweep'] for method in ('none', 'yarn', 'sliding_window'))
+  assert parts['train step'][0]['mfu'] is None  # a CPU has no entry
+  printed = capsys.readouterr().out
+  assert all(f'\n{name}\n|' in printed for name in parts)
+
+
+def test_the_accelerator_script_goes_on_after_a_failure_and_says_what_it_left_out(tmp_path, one_gpu, monkeypatch):
+  def part(of, fails):
+    def rows(shape, repeats):
+      yield [of], {'name': of, 'ok': of != 'wrong'}
+      if fails:
+        raise RuntimeError('no such kernel')
+      yield ['second'], {'name': 'second', 'ok': True}
+
+    return rows, 0.5, ['']
+
+  monkeypatch.setattr(accelerator, 'PARTS', {'parity': part('right', False), 'sweep': part('any', True)})
+  flags = [f'--out={tmp_path}', '--tiny', '--parts=parity,sweep']
+  assert accelerator.main(flags) == 0
+  assert accelerator.main([*flags, '--seconds=0']) == 0
+  monkeypatch.setitem(accelerator.PARTS, 'parity', part('wrong', False))
+  assert accelerator.main(flags) == 1
+  monkeypatch.setitem(accelerator.PARTS, 'parity', part('right', True))
+  assert accelerator.main(flags) == 1
+  first, hurried, _, broken = lines(tmp_path, 'accelerator')
+  assert first['errors'] == {'sweep': 'RuntimeError: no such kernel'} and first['left_out'] == []
+  assert [run['name'] for run in first['parts']['parity']] == ['right', 'second']
+  assert hurried['left_out'] == ['parity', 'sweep'] and len(hurried['parts']['parity']) == 1
+  assert 'parity' in broken['errors']
+
+
+def test_peaks_of_devices():
+  names = {'NVIDIA H100 80GB HBM3': 989e12, 'NVIDIA H100 PCIe': 756e12, 'NVIDIA H200': 989e12, 'NVIDIA L4': 121e12}
+  names |= {'NVIDIA A100-SXM4-40GB': 312e12, 'NVIDIA L40S': 362e12, 'TPU v5 lite': 197e12, 'cpu': None}
+  assert {name: accelerator.peak_flops(name) for name in names} == names
+
+
 def test_exponent_is_a_slope():
   assert memory.exponent((1, 2, 4, 8), [3, 12, 48, 192]) == pytest.approx(2)
   assert memory.exponent((1, 2, 4), [5, 10, 20]) == pytest.approx(1)
@@ -125,7 +196,8 @@ def test_a_contestant_that_fails_ends_the_race_with_its_reason(tmp_path):
 
 def test_a_program_is_timed_up_to_a_line_and_stopped():
   code = 'import time; print("step 1", flush=True); time.sleep(600)'
-  assert startup.seconds([sys.executable, '-c', code], dict(os.environ), until='step 1') < 60
+  wall, cpu = startup.seconds([sys.executable, '-c', code], dict(os.environ), until='step 1')
+  assert wall < 60 and 0 < cpu < 60
   with pytest.raises(SystemExit, match='no '):
     startup.seconds([sys.executable, '-c', 'print("hello")'], dict(os.environ), until='step 1')
 
@@ -137,9 +209,8 @@ def test_benchmarks_import_nothing_heavy(root):
       names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
       names += [node.module or ''] if isinstance(node, ast.ImportFrom) else []
       assert not {name.split('.')[0] for name in names} & {'torch', 'transformers'}, path.name
-  code = (
-    'import sys, benchmarks.train_step, benchmarks.attention, benchmarks.memory, benchmarks.startup, benchmarks.sweep, '
-  )
+  code = 'import sys, benchmarks.train_step, benchmarks.attention, benchmarks.memory, benchmarks.startup, '
+  code += 'benchmarks.sweep, benchmarks.accelerator, '
   code += 'benchmarks.peer_torch; assert not {"jax", "torch", "numpy"} & set(sys.modules)'
   subprocess.run([sys.executable, '-c', code], cwd=root, check=True)
 

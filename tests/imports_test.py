@@ -1,6 +1,9 @@
 """Imports point one way, so that each part can be read, tested and replaced without those built on it."""
 
 import ast
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -33,3 +36,19 @@ def test_imports_point_one_way(root, part):
   for path in files:
     ours = set(imported(path)) & (ALLOWED.keys() | END) - {part}
     assert ours <= ALLOWED[part], f'{path.relative_to(root)} imports {ours - ALLOWED[part]}'
+
+
+# What takes as long to import as jax, or half of it, and what a program that does not use it need not wait for.
+LAZY = {
+  'posenc, models.lm': {'absl.app', 'datasets', 'matplotlib', 'orbax', 'scipy', 'tensorboardX', 'tokenizers', 'tqdm'},
+  'train': {'datasets', 'matplotlib', 'orbax', 'scipy', 'tokenizers', 'jax.experimental.pallas'},
+  'eval_extrapolation': {'datasets', 'matplotlib', 'orbax', 'tokenizers', 'jax.experimental.pallas'},
+}
+
+
+@pytest.mark.parametrize('modules', LAZY)
+def test_what_is_heavy_is_imported_where_it_is_used(root, modules):
+  code = f'import {modules}, sys; print(*sys.modules)'
+  env = {**os.environ, 'PYTHONPATH': str(root)}
+  done = subprocess.run([sys.executable, '-c', code], cwd=root, env=env, capture_output=True, text=True, check=True)
+  assert LAZY[modules] & set(done.stdout.split()) == set()

@@ -205,7 +205,7 @@ def test_abstract_builds_nothing_and_matches():
   ('kv_heads', -1, 'kv_heads = -1: a positive whole number'),
   ('dropout', 1.0, r'dropout = 1.0: a number in \[0, 1\)'),
   ('dtype', 'float8', "dtype = 'float8': allowed: float32, bfloat16"),
-  ('tile', 0, 'tile = 0: a whole number of at least 1'),
+  ('tile', -1, 'tile = -1: a positive whole number is allowed, or 0'),
 ])  # fmt: skip
 def test_config_names_what_is_wrong(field, value, message):
   with pytest.raises(ValueError, match=message) as error:

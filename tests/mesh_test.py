@@ -20,12 +20,12 @@ from evaluation.score import Scorer
 from forms import SPEC
 from models.attention import Masks, Where, _walk, attend
 from models.lm import LM, ModelConfig, abstract
-from models.ring import Ring
+from models.ring import Ring, place
 from posenc import SCHEMES, Far
 from score_test import VOCAB, make_plan
 from spec import SpecError
 from training.checkpoints import Checkpoints, as_abstract
-from training.devices import make_mesh, split_tokens, spread, whole
+from training.devices import make_mesh, split_tokens, spread, whole, whole_shares
 from training.step import make_train_step, make_validate
 
 BATCH, TRAIN_LEN, EVAL_LEN = 8, 80, 128
@@ -160,8 +160,14 @@ def odd_validation():
   """3 windows on 8 devices: the mean of three."""
   rng = np.random.default_rng(0)
   batch = [rng.integers(0, 256, (3, TRAIN_LEN), dtype=np.int32) for _ in range(2)]
+
+  def validated(run):
+    size = whole_shares(run.mesh, 3)
+    arrays = place(split_tokens(run.mesh), (size, TRAIN_LEN), lambda rows: [a[rows % 3] for a in batch])
+    return make_validate(run.graphdef, run.mesh)(run.init()['params'], *arrays, run.positions(TRAIN_LEN), 3)
+
   runs = [Run('rope', mesh) for mesh in (make_mesh(1), make_mesh(BATCH, (4, 2, 1)))]
-  a, b = (make_validate(run.graphdef, run.mesh)(run.init()['params'], *batch, run.positions(TRAIN_LEN)) for run in runs)
+  a, b = map(validated, runs)
   return {'validation': difference(a, b)}
 
 

@@ -64,11 +64,11 @@ def train(program):
       group[last] = value
 
     class Windows(data.TrainWindows):
-      def batch(self, step, batch):
+      def batch(self, step, batch, *rows):
         # Training, not validation: the tests with an `at` train on batches of another size.
         if self.seed == config.seed and self.length == config.train_len and batch != config.log.validation_windows:
           (at or {}).get(step, lambda: None)()
-        return super().batch(step, batch)
+        return super().batch(step, batch, *rows)
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     with pytest.MonkeyPatch.context() as patch:
@@ -290,11 +290,11 @@ def test_each_step_has_its_own_positions(train, tmp_path, monkeypatch):
   seen, validated = [], []
 
   def spied(step, *args, memory_gb):
-    return lambda *args: (seen.append(args[-1]), step(*args))[1], ''
+    return lambda *args: (seen.append(args[4]), step(*args))[1], ''
 
   def validate(*args):
     step = make_validate(*args)
-    return lambda *args: (validated.append(args[-1]), step(*args))[1]
+    return lambda *args: (validated.append(args[3]), step(*args))[1]
 
   fields = {'positions': 'randomized(max_len=64)', 'steps': 3, 'seed': 5, 'batch': 4, 'log.validate_every': 3}
   assert train(tmp_path / 'run', fields, fitted=spied, make_validate=validate) == 0

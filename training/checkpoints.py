@@ -1,10 +1,10 @@
 """Checkpoints of a run: orbax behind one class, so that its still moving interface is met in one place."""
 
+import functools
 import pathlib
 from typing import Any
 
 import jax
-from orbax.checkpoint import v1 as ocp
 
 from spec import SpecError
 
@@ -21,16 +21,24 @@ class Checkpoints:
     self._directory = pathlib.Path(workdir).absolute() / 'checkpoints'  # orbax refuses a relative path, but only late
     if keep is None and not self._directory.is_dir():
       raise SpecError(f'workdir = {str(workdir)!r}: holds no checkpoints; train there first')
-    policy: Any = None if keep is None else ocp.training.preservation_policies.LatestN(n=keep)
-    self._orbax = ocp.training.Checkpointer(
-      str(self._directory), preservation_policy=policy, cleanup_tmp_directories=keep is not None
-    )
+    self._keep = keep
     self._saving: Any = None
+
+  @functools.cached_property
+  def _orbax(self) -> Any:
+    from orbax.checkpoint import v1 as ocp  # half as long as jax: a new run's first step need not wait for it
+
+    policy: Any = None if self._keep is None else ocp.training.preservation_policies.LatestN(n=self._keep)
+    return ocp.training.Checkpointer(
+      str(self._directory), preservation_policy=policy, cleanup_tmp_directories=self._keep is not None
+    )
 
   @property
   def steps(self) -> list[int]:
     """Complete ones, rising; one that is still being written is waited for."""
     self.wait()
+    if not self._directory.is_dir():
+      return []
     return sorted(c.step for c in self._orbax.checkpoints)
 
   @property
@@ -66,7 +74,8 @@ class Checkpoints:
 
   def close(self) -> None:
     self.wait()
-    self._orbax.close()
+    if '_orbax' in vars(self):
+      self._orbax.close()
 
 
 def _leaves(tree: Any) -> dict[str, str]:

@@ -1,17 +1,17 @@
 """How the programs start, and how they end when the user's input is at fault: one line on stderr, exit code 2."""
 
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+import jax
 from absl import app, flags, logging
 
 from spec import SpecError
+from training import hosts
 from training.devices import start_jax
-
-
-class Stopped(Exception):
-  """The run cannot go on, through no fault of its config: one line, exit code 1."""
+from training.hosts import Stopped
 
 
 def _parse(argv: Sequence[str]) -> list[str]:
@@ -41,7 +41,7 @@ def _one_line(error: BaseException) -> str:
 
 def fail(message: str, code: int = 2) -> NoReturn:
   print(f'error: {message}', file=sys.stderr, flush=True)
-  sys.exit(code)
+  hosts.leave(code)
 
 
 def guard(main: Callable[[], int | None]) -> None:
@@ -54,11 +54,17 @@ def guard(main: Callable[[], int | None]) -> None:
     fail(_one_line(error), 1)
   except KeyboardInterrupt:
     fail('interrupted', 130)
-  except OSError as error:
+  except Exception as error:
     # A path that cannot be read or written is the user's business; without a file name it is ours: traceback.
-    if error.filename is None:
-      raise
-    fail(f'{error.filename}: {error.strerror}')
+    if isinstance(error, OSError) and error.filename is not None:
+      fail(f'{error.filename}: {error.strerror}')
+    why = hosts.lost(error)
+    if why is not None:
+      fail(f'a process of this run is gone ({why}); start all of them again to resume', 1)
+    if jax.distributed.is_initialized():
+      traceback.print_exc()
+      hosts.leave(1)
+    raise
   else:
     sys.exit(code or 0)
 
@@ -66,5 +72,8 @@ def guard(main: Callable[[], int | None]) -> None:
 def run(main: Callable[[], int | None]) -> None:
   """`guard` for a program with absl flags."""
   logging.set_verbosity(logging.WARNING)  # orbax tells of every save in thirty lines
-  start_jax()  # before the flags: a config builds its schemes to check them
+  try:
+    start_jax()  # before the flags: a config builds its schemes to check them
+  except SpecError as error:
+    fail(_one_line(error))
   app.run(lambda _: guard(main), flags_parser=_parse)

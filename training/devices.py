@@ -11,12 +11,13 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from models.ring import BATCH, CONTEXT
 from spec import SpecError
+from training import hosts
 
 SMALL = 1024  # elements: below, gathering an array costs more than keeping it
 
 
 def start_jax() -> None:
-  """Compile cache on, and one virtual CPU device per core; before the first array is made.
+  """Compile cache on, one virtual CPU device per core, one of several processes if there are; before the first array.
 
   XLA spreads one small program badly over cores: two devices with half a batch each train a nano model 1.3 times as
   fast as one device on two cores. Without effect on GPU and TPU.
@@ -27,6 +28,7 @@ def start_jax() -> None:
   if 'JAX_NUM_CPU_DEVICES' not in os.environ:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1  # macOS has none
     jax.config.update('jax_num_cpu_devices', min(cores, 8))
+  hosts.join()
 
 
 def make_mesh(batch: int, shape: tuple[int, int, int] = (0, 1, 1)) -> Mesh:
@@ -46,6 +48,11 @@ def make_mesh(batch: int, shape: tuple[int, int, int] = (0, 1, 1)) -> Mesh:
     jax.config.update('jax_enable_compilation_cache', False)
     compilation_cache.reset_cache()
   shape = (data, fsdp, context)
+  idle = jax.process_count() - len({device.process_index for device in devices[: math.prod(shape)]})
+  if idle:
+    raise SpecError(
+      f'config.mesh = {shape}: one with devices of all {jax.process_count()} processes is allowed, {idle} would be idle'
+    )
   # Auto axes: the compiler spreads what the batch's sharding implies; Explicit, the default, would type every array.
   return jax.make_mesh(
     shape, (*BATCH, CONTEXT), devices=devices[: math.prod(shape)], axis_types=(AxisType.Auto,) * len(shape)
@@ -60,6 +67,12 @@ def split_batch(mesh: Mesh, axis: int = 0) -> NamedSharding:
 def split_tokens(mesh: Mesh, axis: int = 0) -> NamedSharding:
   """The same, and the axis after `axis`, the sequence, over `context`."""
   return NamedSharding(mesh, PartitionSpec(*(None,) * axis, BATCH, CONTEXT))
+
+
+def whole_shares(mesh: Mesh, rows: int) -> int:
+  """`rows`, or the next number of them that the devices of a batch can share."""
+  shares = math.prod(mesh.shape[axis] for axis in BATCH)
+  return -(-rows // shares) * shares
 
 
 def whole(mesh: Mesh) -> NamedSharding:

@@ -7,16 +7,18 @@ import time
 import tqdm
 from tensorboardX import SummaryWriter
 
+from training import hosts
+
 
 class RunLog:
-  """Writes scalars under `directory`; steps count updates done. A resumed run purges what its predecessor wrote past
-  the step it resumes from, so that the curve shows each step once."""
+  """Writes scalars under `directory`, on process 0 alone; steps count updates done. A resumed run purges what its
+  predecessor wrote past the step it resumes from, so that the curve shows each step once."""
 
   def __init__(self, directory: str, *, start: int, total: int, unit: str = 'step'):
     # Event files are named by the second: the suffix keeps a quick restart from overwriting its predecessor's.
     suffix = f'.{start}.{os.getpid()}'
-    self._writer = SummaryWriter(directory, purge_step=start + 1, filename_suffix=suffix)
-    self._bar = tqdm.tqdm(total=total, initial=start, unit=unit, disable=None, dynamic_ncols=True)
+    self._writer = SummaryWriter(directory, purge_step=start + 1, filename_suffix=suffix, write_to_disk=hosts.first())
+    self._bar = tqdm.tqdm(total=total, initial=start, unit=unit, disable=hosts.quiet(), dynamic_ncols=True)
     self._total, self._start, self._began = total, start, time.monotonic()
     self._last = (start, self._began)
 

@@ -1,7 +1,6 @@
 """The jitted steps: one update, and one validation batch. The train state is a plain tree, {params, opt}."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,6 @@ import optax
 from jax.sharding import Mesh
 
 from models.lm import merge
-from models.ring import BATCH
 from posenc import Positions
 from training.devices import spread
 
@@ -23,18 +21,19 @@ def make_train_step(
   dropout_seed: int | None,
   mesh: Mesh | None = None,
 ) -> Callable[..., tuple[dict, dict]]:
-  """step(state, inputs_ABT, targets_ABT, n, at=None) -> state, metrics: update n from A micro-batches.
+  """step(state, inputs_ABT, targets_ABT, n, at=None, told=None) -> state, metrics: update n from A micro-batches.
 
   Each token weighs the same: sums over micro-batches, one division. Dropout masks are a function of (seed, n); None is
   no dropout. `at` is where tokens stand in this update, for each slot f32[T] or f32[repeats, T] and for all windows of
   all micro-batches alike; None is where `pos` has them, at every step, and then a constant of the program. The state
-  lies on `mesh` as `devices.spread` says, before and after, gradients in between.
+  lies on `mesh` as `devices.spread` says, before and after, gradients in between. The largest of `told`, what processes
+  tell each other, int32[devices], is one of the metrics.
   """
 
   def at_home(tree):
     return tree if mesh is None or mesh.size == 1 else jax.lax.with_sharding_constraint(tree, spread(mesh, tree))
 
-  def step(state, inputs_ABT, targets_ABT, n, at=None):
+  def step(state, inputs_ABT, targets_ABT, n, at=None, told=None):
     params = state['params']
     here = pos if at is None else tuple(dataclasses.replace(p, at_T=a) for p, a in zip(pos, at, strict=True))
     base = None if dropout_seed is None else jax.random.fold_in(jax.random.key(dropout_seed), n)
@@ -55,20 +54,20 @@ def make_train_step(
     loss, grads = jax.tree.map(lambda x: x / targets_ABT.size, sums)
     updates, opt = tx.update(grads, state['opt'], params)
     metrics = {'loss': loss, 'grad_norm': optax.tree.norm(grads)}
+    if told is not None:
+      metrics['told'] = told.max()
     return at_home({'params': optax.apply_updates(params, updates), 'opt': opt}), metrics
 
   return jax.jit(step, donate_argnums=0)
 
 
 def make_validate(graphdef: Any, mesh: Mesh | None = None) -> Callable[..., jax.Array]:
-  """validate(params, inputs_BT, targets_BT, pos) -> mean NLL of the batch's tokens, nats."""
-  shares = 1 if mesh is None else math.prod(mesh.shape[axis] for axis in BATCH)
+  """validate(params, inputs_BT, targets_BT, pos, rows=None) -> mean NLL of the tokens, nats.
 
-  def validate(params, inputs_BT, targets_BT, pos):
-    rows = inputs_BT.shape[0]
-    # Any number of windows: the first ones once more, uncounted, where devices would have no equal share.
-    again = jnp.arange(-rows % shares) % rows
-    inputs_BT, targets_BT = (jnp.concatenate([a, a[again]]) if again.size else a for a in (inputs_BT, targets_BT))
+  rows: the first so many windows count. Devices share a batch equally; the others fill it up.
+  """
+
+  def validate(params, inputs_BT, targets_BT, pos, rows=None):
     return merge(graphdef, params, mesh).nll(inputs_BT, targets_BT, pos)[:rows].mean()
 
-  return jax.jit(validate)
+  return jax.jit(validate, static_argnames='rows')
