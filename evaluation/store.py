@@ -113,9 +113,7 @@ class Shelf(Rows):
   writes: False keeps what is put in memory, as processes of a run other than the first do.
   """
 
-  def __init__(
-    self, directory: pathlib.Path, key: Key, warn: Callable[[str], object] = print, *, writes: bool = True
-  ):
+  def __init__(self, directory: pathlib.Path, key: Key, warn: Callable[[str], object] = print, *, writes: bool = True):
     super().__init__()
     self.directory, self.key, self._warn, self._writes = directory, key, warn, writes
     self._files: dict[str, bool] = {}  # name -> whether it is sound
