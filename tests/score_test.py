@@ -11,6 +11,7 @@ from flax import nnx
 
 import posenc
 from data import TokenDocument
+from evaluation import score as scoring
 from evaluation.plan import EvalConfig, Plan
 from evaluation.score import Scorer
 from forms import method_of
@@ -107,18 +108,18 @@ def test_one_program_per_length_for_other_schemes(scheme, plan):
 
 
 def test_windows_are_cut_and_sent_once_for_all_methods(rope, monkeypatch):
-  """And methods of both programs: as many cuts as batches, two transfers each, and one for each method's positions."""
+  """And methods of both programs: as many cuts as batches, and as many times sent to the devices."""
   plan, score = make_plan(), scorer(rope)
   windows = [w for protocol in ('fixed_targets', 'non_overlapping') for w in plan.windows(protocol, 32)]
   many = [positions(rope, 32, m) for m in ('none', 'pi', 'ntk', 'logn', 'rerope(w=8)')]
   want = [one(score, plan, windows[:10], pos) for pos in many]
-  cuts, sent, cut, put = [], [], plan.tokens, jax.device_put
+  cuts, sent, cut, place = [], [], plan.tokens, scoring.place
   monkeypatch.setattr(plan, 'tokens', lambda part: cuts.append(len(part)) or cut(part))
-  monkeypatch.setattr(jax, 'device_put', lambda x, at: sent.append(x) or put(x, at))
+  monkeypatch.setattr(scoring, 'place', lambda *arguments: sent.append(arguments) or place(*arguments))
   done = []
   got = score(plan, windows, many, done.append)
   assert len(windows) == 10 + 8 and cuts == [4] * 5  # the two protocols share the third batch
-  assert len(sent) == 2 * 5 + len(many) and len(done) == 5 * len(many)
+  assert len(sent) == 5 and len(done) == 5 * len(many)
   assert [rows.shape for rows in got[0]] == [(8,)] * 10 + [(32,)] * 8
   for rows, alone in zip(got, want):
     np.testing.assert_array_equal(np.stack(rows[:10]), alone)
