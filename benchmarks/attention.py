@@ -45,7 +45,7 @@ def run_ours(shape: dict, scheme: str, tile: int) -> None:
 def main(argv: list[str] | None = None) -> None:
   parser = race.flags(__doc__)
   parser.add_argument('--schemes', default=None, help='comma-separated; default: all')
-  parser.add_argument('--tile', type=int, default=256)
+  parser.add_argument('--tile', type=int, default=0, help='0: what the model would take')
   parser.add_argument('--contestant', nargs=2, metavar=('SCHEME', 'SHAPE'), help='what the parent starts')
   args = parser.parse_args(argv)
   if args.contestant:

@@ -285,7 +285,7 @@ def measure(runs: Sequence[str]) -> None:
       extents.append([f'{scheme} {method}', len(x), *(e.text(train_len) for e in of)])
   first, *others = arrays
   for other in others:
-    for key in arrays[first].keys() & arrays[other].keys():
+    for key in (k for k in arrays[first] if k in arrays[other]):
       add(f'{other} - {first} {key[0]} {key[1] / train_len:g}x', arrays[other][key], arrays[first][key])
   _table('Standard deviations of effects, nats', ['', 'seeds', 'mean', 'seed', 'document', 'residual'], iter(rows))
   _table('Two lengths per curve', ['', 'seeds', 'stretch(0.05)', 'reach(0.01)', 'reach(0.002)'], iter(extents))

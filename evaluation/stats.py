@@ -332,9 +332,10 @@ def stretch(x_SDL: np.ndarray, lengths: Sequence[int], train_len: int, delta: fl
 def reach(x_SDL: np.ndarray, lengths: Sequence[int], epsilon: float = 0.01) -> Extent:
   """reach(epsilon): the smallest L with NLL(L) - NLL(L') <= epsilon for every longer L'.
 
-  From one band over all pairs of lengths. Low end: the smallest L that no longer length beats by more than epsilon
-  beyond its bound; high end: the smallest L where every bound is within epsilon. Lengths at which a seed diverged are
-  none of both.
+  Low end: the smallest L that no longer length beats by more than epsilon beyond the bound of a band over all pairs of
+  lengths. High end: the smallest L whose gains have every upper bound within epsilon. To claim it falsely of one L,
+  the one pair that is above must fail its own test (Berger 1982), so only the number of L is paid for. Lengths at which
+  a seed diverged are none of both.
   """
   _check(x_SDL, lengths)
   fine = np.all(np.isfinite(x_SDL), axis=(0, 1))
@@ -343,14 +344,15 @@ def reach(x_SDL: np.ndarray, lengths: Sequence[int], epsilon: float = 0.01) -> E
   short, long = short[keep], long[keep]
   if not fine.any():
     return Extent(math.nan, math.nan, math.nan, lengths[0], lengths[-1])
-  gain = infer(x_SDL[:, :, short] - x_SDL[:, :, long])
+  pairs = x_SDL[:, :, short] - x_SDL[:, :, long]
+  gain, each = infer(pairs), infer(pairs, alone=True, confidence=1 - 0.05 / max(len(lengths) - 1, 1))
 
   def first(beaten: np.ndarray) -> float:
     return float(next(n for i, n in enumerate(lengths) if fine[i] and not beaten[short == i].any()))
 
   low, high = (math.nan, math.nan)
   if x_SDL.shape[1] >= MIN_DOCUMENTS:
-    low, high = first(gain.low > epsilon), first(gain.high > epsilon)
+    low, high = first(gain.low > epsilon), first(each.high > epsilon)
   return Extent(first(gain.mean > epsilon), low, high, lengths[0], lengths[-1])
 
 

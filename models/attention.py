@@ -184,7 +184,7 @@ class Walk(NamedTuple):
 
 
 def _walk(at_q: Where, k_start: jax.Array, masks: Masks, tile: int, k_tiles: int) -> Walk:
-  """Never right of the diagonal, never outside every query's window. Tiles of queries and of keys have one size."""
+  """Never right of the diagonal, never outside every query's window. `tile` is that of keys; queries are at most it."""
   hi = jnp.clip((at_q.token_T[0] + tile - 1 - k_start) // tile, -1, k_tiles - 1)
   # In float32 a window may be inf; at most T, so exact.
   back_t = jnp.minimum(at_q.reach_T, at_q.token_T + 1.0).astype(jnp.int32)
@@ -641,7 +641,7 @@ def attend(
     qkv = [jnp.moveaxis(a, 1, 2)[:, :length] for a in (_heads(q.x), k.x, v_BKTH)]
     at_T, window_T, state = at_q.at_T[:length], at_q.reach_T[:length], jax.tree.map(lambda a: a[:, :length], q.state)
     rows = PartitionSpec(BATCH)
-    everywhere = lambda f: _everywhere(ring, f, (rows,) * 3, rows)  # noqa: E731
+    everywhere = functools.partial(_everywhere, ring, in_specs=(rows,) * 3, out_specs=rows)
     whole = functools.partial(tiles, params, q, k, v_BKTH, at_q, *rest)
     return kernel(qkv, nnx.merge(graphdef, params), at_T, window_T, state, everywhere, whole)
 

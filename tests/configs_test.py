@@ -228,10 +228,10 @@ REFUSED = [
   ('model.kv_heads', 3, r'model\.kv_heads = 3: a divisor of heads = 2 is allowed'),
   *(
     (f'model.{f}', v, rf'model\.{f} = {v}: a whole number')
-    for f in ('layers', 'd_model', 'heads', 'tile')
+    for f in ('layers', 'd_model', 'heads', 'loss_chunk')
     for v in (0, -1)
   ),
-  ('model.head_dim', -1, r'model\.head_dim = -1: a positive whole number is allowed'),
+  *((f'model.{f}', -1, rf'model\.{f} = -1: a positive whole number is allowed') for f in ('head_dim', 'tile')),
   *(('model.dropout', v, rf'model\.dropout = {v}: a number in \[0, 1\)') for v in (1.0, -0.1, NAN)),
   # Lengths and counts.
   *((f, v, rf'{f} = {v}: a whole number') for f in ('train_len', 'max_multiple', 'steps', 'batch') for v in (0, -5)),

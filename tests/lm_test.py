@@ -211,3 +211,18 @@ def test_config_names_what_is_wrong(field, value, message):
   with pytest.raises(ValueError, match=message) as error:
     ModelConfig(**{field: value})
   assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('dtype', [jnp.float32, jnp.bfloat16])
+def test_gradients_of_a_product_are_those_of_matmul(dtype):
+  from models.lm import _product
+
+  x, w, dy = (
+    jax.random.normal(jax.random.key(i), s).astype(dtype) for i, s in enumerate([(2, 3, 5), (5, 4), (2, 3, 4)])
+  )
+  got, want = (jax.vjp(f, x, w)[1](dy) for f in (_product, jnp.matmul))
+  for a, b in zip(got, want, strict=True):
+    assert a.dtype == b.dtype == dtype and a.shape == b.shape
+    np.testing.assert_allclose(
+      a.astype(jnp.float32), b.astype(jnp.float32), rtol=1e-6 if dtype == jnp.float32 else 0.02
+    )

@@ -428,7 +428,8 @@ MUTANTS = [
   Mutant('shaw_one_table_for_both', 'a_K and a_V are two', 'posenc/shaw.py',
          '@ self.value_table[...]', '@ self.key_table[...]', ('golden::test_shaw_attention',)),
   Mutant('cope_counts_the_future', 'x-transformers given unmasked logits: gates after the query', 'models/attention.py',
-         'logits_BNts = jnp.where(visible_ts, _heads(raw_BKGts), MASKED)', 'logits_BNts = _heads(raw_BKGts)',
+         'logits_BNts = jnp.where(visible_ts, _heads(_dots(q_BKGtR, k_BKsR)), MASKED)',
+         'logits_BNts = _heads(_dots(q_BKGtR, k_BKsR))',
          ('golden::test_cope_authors', 'contract::test_1_causal[cope(npos_max=6)-none]')),
   Mutant('cope_starts_from_0', 'p_ii = 0 for g_ii', 'posenc/cope.py',
          'count_BNts = carry[..., None] +', 'count_BNts = -gate_BNts + carry[..., None] +',
@@ -488,8 +489,8 @@ MUTANTS = [
 
   # Attention in tiles.
   Mutant('gqa_by_the_remainder', 'query head n reads key head n % K, for n // G', 'models/attention.py',
-         'ring, tile = _ring(scheme, mesh, length, tile)\n',
-         'ring, tile = _ring(scheme, mesh, length, tile)\n'
+         'ring, tile = _ring(scheme, mesh, length, tile or choose_tile(length))\n',
+         'ring, tile = _ring(scheme, mesh, length, tile or choose_tile(length))\n'
          '  q_BTNH = q_BTNH.reshape(b, length, n // kv, kv, -1).swapaxes(2, 3).reshape(q_BTNH.shape)\n',
          ('attention::test_gqa_is_mha_with_repeated_heads[2-rope]',
           'contract::test_3_gqa_is_mha_with_repeated_heads[rope]'),

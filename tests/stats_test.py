@@ -205,8 +205,8 @@ def test_what_covers_less():
 def test_a_mark_is_an_interval_without_zero():
   rng = np.random.default_rng(0)
   for S in (1, 4):
-    x = rng.normal(size=(S, 15, 40)) + rng.normal(0, 0.5, 40)
-    x[0, 3, 7] = math.inf
+    x = rng.normal(size=(S, 15, 40)) + rng.normal(0, 1.0, 40)
+    x[0, 3, ::2] = math.inf
     for alone in (False, True):
       cells = infer(x, alone=alone)
       outside = (cells.low > 0) | (cells.high < 0)
@@ -222,6 +222,22 @@ def test_equal_cells_cost_nothing_and_unequal_ones_sidaks_price():
   others = np.random.default_rng(2).normal(0, 1, (1, 30, 5))
   family = infer(np.concatenate([x_D, others], 2), draws=20000)
   assert family.p[0] == pytest.approx(1 - (1 - single) ** 6, rel=0.15)
+
+
+def test_seeds_of_equal_cells_are_priced_as_unequal():
+  """Nothing but seeds, three of them: what they share over cells is not known, and not taken off."""
+  x = np.repeat(np.array([0.3, 0.5, 0.35])[:, None, None], 20, 1)
+  single = float(infer(x).p[0])
+  assert 0.01 < single < 0.05
+  assert infer(np.repeat(x, 6, 2), draws=20000).p == pytest.approx(1 - (1 - single) ** 6, rel=0.1)
+
+
+def test_cells_apart_take_their_share_of_the_error():
+  """Of four cells two have a diverged seed: the others' marks cost twice what they cost among two."""
+  x = np.stack([crossed(10, 20, i, (0.03, 0.3, 0.1)) for i in range(4)], -1) + 0.15
+  whole = infer(x[:, :, :2])
+  x[0, 0, 2:] = math.inf
+  assert infer(x).p[:2] == pytest.approx(2 * whole.p) and whole.p.max() < 0.5
 
 
 def test_a_band_is_wider_than_its_points_and_one_cell_is_no_family():
@@ -257,8 +273,10 @@ def test_a_diverged_seed_leaves_its_cell_and_is_counted():
   assert cells.mean[2] == pytest.approx(x[[0, 2], :, 2].mean())
   assert cells.se[2] == pytest.approx(float(infer(x[[0, 2], :, 2]).se))
   assert all(math.isnan(v[3]) for v in (cells.mean, cells.low, cells.high, cells.p, cells.se))
-  # Three cells are the family: Bonferroni's third for the one apart.
-  assert cells.p[2] >= 3 * infer(x[[0, 2], :, 2], alone=True).p or cells.p[2] == 1
+  # Three cells are the family, and the one apart has a third of the error. In the tail MS_seed has its weight whole.
+  seed, document, _ = two_way(x[[0, 2], :, 2])
+  share, t = seed / (seed + document), float((cells.high[2] - cells.mean[2]) / cells.se[2])
+  assert 2 * (share * stats.t.sf(t, 1) + (1 - share) * stats.t.sf(t, 19)) == pytest.approx(0.05 / 3, rel=1e-6)
   for g in infer(np.full((2, 20), math.inf))[:5]:
     assert math.isnan(g)
 
@@ -332,6 +350,7 @@ def curve(*nll, S=1, D=20, noise=0.0):
     ((1.4, 1.3, 1.35, 1.36, 3.0), '2x', '1x'),
     ((1.3, 1.3, math.inf, 1.3, 1.3), '1x', '≤ 0.5x'),
     ((1.4, 1.3, 1.3, 1.2, math.nan), '4x', '4x'),
+    ((math.inf, 1.3, 1.3, 1.3, 1.3), '≥ 8x', '1x'),
   ],
 )
 def test_exact_curves(nll, stretched, reached):
@@ -352,6 +371,24 @@ def test_intervals_are_as_wide_as_the_doubt():
   assert stretch(x, LENGTHS, 128)[1:3] == (128, 512)
   near = reach(curve(1.32, 1.31, 1.30, 1.30, 1.30, noise=0.05), LENGTHS)
   assert near.low == 64 and near.high == 1024
+
+
+def test_the_low_end_asks_one_length_at_a_time_and_the_high_end_all():
+  x = curve(1.3, 1.3, 1.31, 1.32, 1.33, noise=0.05, S=3)
+  rise = x[:, :, 2:] - x[:, :, 1:2]
+  band, each = infer(rise), infer(rise, alone=True)
+  assert stretch(x, LENGTHS, 128, float(each.high[0] + band.high[0]) / 2).low > 128
+  delta = float(max(each.low)) - 1e-4
+  assert delta > max(band.low) and stretch(x, LENGTHS, 128, delta).high == 1024
+
+
+def test_the_high_end_of_the_reach_pays_for_lengths_not_for_pairs():
+  x = curve(1.32, 1.31, 1.30, 1.30, 1.30, noise=0.05, S=3)
+  gain = x[:, :, :1] - x[:, :, 1:]
+  single, paid = (infer(gain, alone=True, confidence=c).high.max() for c in (0.95, 1 - 0.05 / 4))
+  assert single < paid < infer(gain).high.max()
+  assert reach(x, LENGTHS, float(single + paid) / 2).high > 64
+  assert reach(x, LENGTHS, float(paid) + 1e-6).high == 64
 
 
 def test_few_documents_and_a_diverged_start():
