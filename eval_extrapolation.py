@@ -2,13 +2,17 @@
 
   python eval_extrapolation.py --workdir=runs/rope --method=none --method='yarn(factor=8)' --multiples=1,2,4,8
 
-Writes workdir/extrapolation/: curve.jsonl, curve.csv, curve.png and event files. A second sweep adds to the curve.
+Writes workdir/extrapolation/: curve.jsonl, curve.csv, curve.png and event files. A second sweep adds to the curve. The
+NLL of every token that was scored is kept in workdir/extrapolation/store, or --store: only what is missing there is
+scored. --status shows what is there, --dry_run what the rest costs.
 """
 
 import functools
+import json
 import pathlib
 from typing import Any
 
+import jax
 import tqdm
 from absl import flags
 
@@ -17,7 +21,9 @@ from configs.schema import Config
 from evaluation import report
 from evaluation.plan import Plan
 from evaluation.score import Scorer
-from evaluation.sweep import cost, sweep
+from evaluation.store import Key, Store, checkpoint_hash, remembered
+from evaluation.survey import Survey, costs, rate, rest, status
+from evaluation.sweep import sweep
 from models.lm import abstract
 from spec import SpecError
 from training import cli, hosts, provenance
@@ -26,10 +32,14 @@ from training.devices import make_mesh, spread
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a run of train.py.', required=True)
 METHOD = flags.DEFINE_multi_string('method', None, "A scaling method, such as 'yarn(factor=8)+logn'. Repeat for more.")
+PROTOCOL = flags.DEFINE_multi_string('protocol', None, "Such as 'sliding(stride=64)'. Repeat for more; the config's.")
 MULTIPLES = flags.DEFINE_list('multiples', None, 'Lengths in units of train_len, such as 0.5,1,2,4.')
 MESH = flags.DEFINE_list('mesh', None, "data,fsdp,context of this sweep, such as 0,1,8; the config's by default.")
 MEMORY_GB = flags.DEFINE_float('memory_gb', None, "GiB for this sweep, 0: what is free; the config's by default.")
 CHECKPOINT = flags.DEFINE_string('checkpoint', 'latest', 'A step, or latest.')
+STORE = flags.DEFINE_string('store', None, 'Folder of scored windows; sweeps may share one. In the workdir by default.')
+STATUS = flags.DEFINE_bool('status', False, 'Show what has been scored, and score nothing.')
+DRY_RUN = flags.DEFINE_bool('dry_run', False, 'Show what is missing and what it costs, and score nothing.')
 
 
 def main() -> int:
@@ -39,6 +49,8 @@ def main() -> int:
   asked = config.to_dict()
   if METHOD.value:
     asked['methods'] = tuple(METHOD.value)
+  if PROTOCOL.value:
+    asked['eval']['protocols'] = tuple(PROTOCOL.value)
   if MULTIPLES.value:
     asked['eval']['multiples'] = tuple(_number('multiples', text) for text in MULTIPLES.value)
   if MESH.value:
@@ -70,12 +82,57 @@ def main() -> int:
   )
   make = functools.partial(config.build_model, data.tokenizer.vocab_size)
   graphdef, shapes = abstract(make)
-  params = checkpoints.restore(step, {'params': as_abstract(shapes, spread(mesh, shapes))})['params']
-  checkpoints.close()
+
+  @functools.cache
+  def restored():
+    return checkpoints.restore(step, {'params': as_abstract(shapes, spread(mesh, shapes))})['params']
+
+  @functools.cache
+  def scorer():
+    return Scorer(graphdef, restored(), mesh, config.eval.batch_tokens, config.memory_gb)
 
   # ---- the sweep
   slots = [config.build_scheme(text) for text in config.posenc]
   rule = config.build_rule(slots)
+  directory = workdir / 'extrapolation'
+  several = jax.process_count() > 1
+  store = Store(STORE.value or directory / 'store', lambda line: print(f'note: {line}'), writes=hosts.first())
+  files = workdir / 'checkpoints' / str(step)
+  if several:  # none may find what another has just written
+    checkpoint = checkpoint_hash(restored())
+  else:
+    checkpoint = remembered(directory / 'checkpoints.json', files, lambda: checkpoint_hash(restored()))
+  model = {name: getattr(config.model, name) for name in ('heads', 'kv', 'width', 'tied')}
+
+  def open_rows(positions: str, length: int):
+    return store.open(
+      Key(
+        checkpoint=checkpoint,
+        model=json.dumps({**model, 'train_len': config.train_len}),
+        scheme=' '.join(config.posenc),
+        positions=positions,
+        corpus=data.tokens_sha256,
+        bos=config.data.bos,
+        dtype=config.model.dtype,
+        length=length,
+      )
+    )
+
+  survey = Survey(
+    plan, slots, methods, lengths, config.train_len, rule, functools.cache(open_rows) if several else open_rows
+  )
+  _check_context(survey, mesh)
+  if several:
+    # All score the same batches or wait for each other for ever. So what is there is read once, before any of it is
+    # written, and must be the same for all; from here on each has its own.
+    told = int(survey.missing_hash()[:7], 16)
+    if {hosts.agree(mesh, told), -hosts.agree(mesh, -told)} != {told}:
+      raise hosts.Stopped(f'{store.directory} is being written, or not the same for all processes; start again')
+  if STATUS.value or DRY_RUN.value:
+    print(status(survey))
+    if DRY_RUN.value:
+      print(f'\n{_forecast(survey, lambda n: n * provenance.forward_flops_per_token(config, shapes, n), scorer)}')
+    return 0
   for remark in (*posenc.remarks(methods, slots, config.train_len), *rule.remarks()):
     print(f'note: {remark}')
   facts = {
@@ -91,23 +148,18 @@ def main() -> int:
     'corpus_documents': data.n_documents,
     'corpus_tokens': data.n_tokens,
   }
-  tokens = cost(plan, lengths, methods)
   per_document = f'{config.eval.spans} spans of {plan.targets} targets'
   print(
     f'{len(plan.documents)} test documents x {per_document}; {len(methods)} methods x {len(lengths)} lengths, at most '
-    f'{tokens / 1e6:.1f} M tokens, each set of positions once'
+    f'{survey.tokens / 1e6:.1f} M tokens, each set of positions once'
   )
-  scorer = Scorer(graphdef, params, mesh, config.eval.batch_tokens, config.memory_gb)
+  curve = directory / 'curve.jsonl'
+  before = curve.read_bytes() if curve.exists() else b''
   points, kept = [], None
-  with tqdm.tqdm(total=tokens, unit='token', unit_scale=True, disable=hosts.quiet()) as bar:
+  with tqdm.tqdm(total=survey.tokens, unit='token', unit_scale=True, disable=hosts.quiet()) as bar:
     parts = sweep(
+      survey,
       scorer,
-      plan,
-      slots,
-      methods,
-      lengths,
-      train_len=config.train_len,
-      rule=rule,
       bytes_per_token_V=data.tokenizer.bytes_per_token_V,
       facts=facts,
       progress=bar,
@@ -115,10 +167,13 @@ def main() -> int:
     )
     for part in parts:  # written as it comes: a killed sweep keeps the lengths that it has measured
       if hosts.first():
-        points, differed = report.write(workdir / 'extrapolation', part, keep=kept is None)
+        points, differed = report.write(directory, part, keep=kept is None, redraw=False)
         kept = kept or differed
+  checkpoints.close()
   if not hosts.first():
     return 0
+  if curve.read_bytes() != before or not (directory / 'curve.png').exists():
+    report.draw(directory, points)
 
   # ---- what it found
   for protocol in config.eval.protocols:
@@ -130,9 +185,42 @@ def main() -> int:
   for line in dict.fromkeys(refused.values()):
     print(line)
   if kept:
-    print(f'\nthe previous curve differed and is kept as {workdir / "extrapolation" / kept}')
-  print(f'\n{workdir / "extrapolation" / "curve.png"}')
+    print(f'\nthe previous curve differed and is kept as {directory / kept}')
+  print(f'\n{directory / "curve.png"}')
   return 0
+
+
+def _check_context(survey: Survey, mesh: Any) -> None:
+  """A protocol's partial windows have lengths that no config names."""
+  for n in sorted(survey.window_lengths):
+    if n % mesh.shape['context']:
+      raise SpecError(f'config.mesh: a context that divides the {n} tokens of a partial window is allowed')
+
+
+def _forecast(survey: Survey, flops: Any, scorer: Any) -> str:
+  """What is missing and what it costs, by length; the time by what windows took, or by a batch run for it."""
+  left = rest(survey, flops)
+  lines = [
+    f'{protocol}: {windows} windows, {tokens / 1e6:.2f} M tokens a method, {extra / 1e6:.2f} M of them for it alone'
+    for protocol, windows, tokens, extra in costs(survey)
+  ]
+  known = sum(part.seconds for part in left if part.seconds is not None)
+  unknown = sum(part.flops for part in left if part.seconds is None)
+  speed = rate(survey, flops, scorer) if unknown else 0.0
+  for part in left:
+    seconds = part.flops / speed if part.seconds is None and speed else part.seconds or 0.0
+    how = 'measured' if part.seconds is not None else 'estimated'
+    time = f', {seconds / 60:.2f} minutes ({how})' if part.missing else ''
+    lines.append(
+      f'{part.length} tokens: {part.missing} of {part.needed} windows missing, {part.tokens / 1e6:.2f} M tokens, '
+      f'{part.flops / 1e12:.3g} TFLOP{time}'
+    )
+  minutes = (known + (unknown / speed if speed else 0.0)) / 60
+  lines.append(
+    f'in all {sum(part.missing for part in left)} windows, {sum(part.tokens for part in left) / 1e6:.2f} M tokens, '
+    f'{sum(part.flops for part in left) / 1e12:.3g} TFLOP, {minutes:.2f} minutes and compilation'
+  )
+  return '\n'.join(lines)
 
 
 def _number(flag: str, text: str, kind: type = float) -> Any:

@@ -60,6 +60,7 @@ def run_sweep(setting: dict, apart: bool) -> None:
   from data import TokenDocument
   from evaluation.plan import EvalConfig, Plan
   from evaluation.score import Scorer
+  from evaluation.survey import Survey
   from evaluation.sweep import sweep
   from models.lm import LM, ModelConfig, abstract
   from training.devices import make_mesh, spread, start_jax
@@ -96,10 +97,9 @@ def run_sweep(setting: dict, apart: bool) -> None:
   def part(methods, multiples):
     nonlocal compiles
     scorer = Timed(graphdef, params, mesh, config.batch_tokens)
-    for found in sweep(
-      scorer, plan, slots, methods, [m * train_len for m in multiples], train_len=train_len, rule=rule,
-      bytes_per_token_V=np.ones(257, np.int64), facts={'posenc': ['rope']}, progress=Silent(),
-    ):  # fmt: skip
+    survey = Survey(plan, slots, methods, [m * train_len for m in multiples], train_len, rule)  # nothing is kept
+    told = {'bytes_per_token_V': np.ones(257, np.int64), 'facts': {'posenc': ['rope']}, 'progress': Silent()}
+    for found in sweep(survey, lambda: scorer, **told):
       points.extend(found)
     compiles += scorer.traces
 

@@ -6,24 +6,29 @@ that context helps, and a model that ignores far context is flat.
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
 from data import TokenDocument, cut
-from data.windows import first_start, visible
-from spec import SpecError, one_of
+from data.windows import visible
+from evaluation import protocols
+from evaluation.protocols import STREAM, Selection, Window
+from evaluation.store import Place
+from spec import SpecError
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
   """What a sweep does when not told otherwise. Lengths are `multiples` of train_len.
 
-  spans: runs of targets per document. batch_tokens: tokens per evaluation batch, at least one window per device.
-  non_overlapping_docs: documents of the secondary protocol, which rescores whole documents; 0 means all.
+  protocols: of evaluation/protocols.py. spans: runs of targets per document. batch_tokens: tokens per evaluation batch,
+  at least one window per device. non_overlapping_docs: documents of the secondary protocols, which rescore whole
+  documents; 0 means all.
   """
 
   multiples: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -37,8 +42,7 @@ class EvalConfig:
       if not 0 < multiple < np.inf:
         raise ValueError(f'multiples = {self.multiples}: finite numbers above 0 are allowed')
     for protocol in self.protocols:
-      if protocol not in PROTOCOLS:
-        raise ValueError(one_of('protocols', protocol, PROTOCOLS))
+      protocols.check(protocol)
     for field in ('multiples', 'protocols'):
       values = getattr(self, field)
       if not values or len(set(values)) != len(values):
@@ -60,15 +64,6 @@ class EvalConfig:
   def min_test_tokens(self, train_len: int, max_multiple: int) -> int:
     """A test document's shortest length: every span has its full context at every length a run may ask for."""
     return max_multiple * train_len + self.spans * self.targets(train_len)
-
-
-class Window(NamedTuple):
-  """`length` tokens of one test document of which the last `scored` are targets that count."""
-
-  document: int
-  start: int  # offset of the first target in the document's text tokens, as `data.cut` takes it
-  length: int
-  scored: int
 
 
 class Plan:
@@ -108,29 +103,75 @@ class Plan:
       )  # the tokenizer, whatever it is called
     self.targets_hash = digest.hexdigest()[:16]
 
-  def windows(self, protocol: str, length: int) -> list[Window]:
-    if protocol not in PROTOCOLS:
-      raise SpecError(one_of('protocol', protocol, PROTOCOLS))
+  @property
+  def covered(self) -> int:
+    """How many documents, the first ones, protocols other than the default read."""
+    return min(self.cfg.non_overlapping_docs or len(self.documents), len(self.documents))
+
+  @functools.cached_property
+  def stream(self) -> np.ndarray:
+    """int32, the covered documents' beginnings one after the other, for protocols whose windows cross their borders.
+
+    Under the policy 'document' each has its BOS before it.
+    """
+    first = np.full(int(self.bos == 'document'), self.bos_id, np.int32)
+    parts = (part for d in self.documents[: self.covered] for part in (first, d.tokens[: self.longest]))
+    return np.concatenate(list(parts))
+
+  def select(self, protocol: str, length: int) -> Selection:
+    """What a protocol counts at a length. Unsupported where it has nothing to count."""
+    protocols.check(protocol)
     if not self.targets < length <= self.longest:
       raise SpecError(f'length = {length}: {self.targets + 1} to {self.longest} tokens are allowed')
     if length % self.stride:
       raise SpecError(f"length = {length}: a multiple of the corpus's stride, {self.stride}, is allowed")
-    return PROTOCOLS[protocol](self, length)
+    return protocols.select(protocol, self, length)
+
+  def windows(self, protocol: str, length: int) -> list[Window]:
+    return [part.window for part in self.select(protocol, length).parts]
 
   def contexts(self, protocol: str, length: int) -> tuple[int, int]:
-    """Fewest and most positions to the left of a scored one: with BOS in every window, the text tokens it has seen."""
-    return length - self.windows(protocol, length)[0].scored, length - 1
+    """Fewest and most positions to the left of a target: with BOS in every window, the text tokens it has seen."""
+    parts = self.select(protocol, length).parts
+    return min(part.first for part in parts), max(part.last for part in parts) - 1
 
-  def seen(self, windows: Sequence[Window]) -> tuple[np.ndarray, np.ndarray]:
-    """(offset in its document, text tokens before it in its window) of every scored target, int[len(windows), T]."""
-    offset = np.stack([np.arange(w.start + w.length - w.scored, w.start + w.length) for w in windows])
-    return offset, np.stack([visible(w.start, w.length, self.bos)[-w.scored :] for w in windows])
+  def seen(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
+    """(offset in its document, text tokens before it in its window) of every target that is kept, int[scored]."""
+    end = window.start + window.length
+    kept = visible(window.start, window.length, self.bos)[-window.scored :]
+    return np.arange(end - window.scored, end), kept
+
+  def place(self, window: Window) -> Place:
+    """Where it lies, whatever else is in the plan."""
+    if window.document == STREAM:
+      return Place(self._stream_name, window.start)
+    return Place(self.documents[window.document].name, window.start)
+
+  @functools.cached_property
+  def _stream_name(self) -> str:
+    return f'stream {hashlib.sha256(self.stream.tobytes()).hexdigest()[:16]}'
 
   def tokens(self, windows: Sequence[Window]) -> tuple[np.ndarray, np.ndarray]:
     """(inputs, targets), each int32[len(windows), length]."""
-    rows = [cut(self.documents[w.document].tokens, w.start, w.length, self.bos, self.bos_id) for w in windows]
-    inputs, targets = zip(*rows)
+    inputs, targets = zip(*(self._cut(window) for window in windows))
     return np.stack(inputs), np.stack(targets)
+
+  def _cut(self, window: Window) -> tuple[np.ndarray, np.ndarray]:
+    if window.document == STREAM:
+      bos = 'none' if self.bos == 'document' else self.bos  # which has its BOS already
+      return cut(self.stream, window.start, window.length, bos, self.bos_id)
+    tokens = self.documents[window.document].tokens
+    return cut(tokens, window.start, window.length, self.bos, self.bos_id)
+
+  def targets_of(self, window: Window, first: int, last: int) -> tuple[np.ndarray, Any]:
+    """(targets first .. last - 1 of a window, the document that they belong to), in the stream each, -1 for BOS."""
+    span = slice(window.start + first, window.start + last)
+    if window.document != STREAM:
+      return self.documents[window.document].tokens[span], window.document
+    targets = self.stream[span]
+    block = len(self.stream) // self.covered  # every document has as many tokens in it
+    owner = np.arange(span.start, span.start + len(targets)) // block
+    return targets, np.where(targets == self.bos_id, -1, owner)
 
 
 def _span_offsets(document: TokenDocument, longest: int, spans: int, targets: int, sha: str, stride: int) -> list[int]:
@@ -151,26 +192,3 @@ def _span_offsets(document: TokenDocument, longest: int, spans: int, targets: in
     end = first + int.from_bytes(digest[:8], 'big') % (last - first + 1)
     offsets.append(end * stride - targets)
   return offsets
-
-
-def fixed_targets(plan: Plan, length: int) -> list[Window]:
-  """Every span at the end of a window of `length`: contexts of length - T .. length - 1 tokens."""
-  return [Window(d, offset + plan.targets - length, length, plan.targets) for d, offset in plan.spans]
-
-
-def non_overlapping(plan: Plan, length: int) -> list[Window]:
-  """The first max_multiple * train_len tokens of each document in windows side by side, every token scored.
-
-  What most papers report. Mean context grows with the length, so it falls even for a model that ignores the far context
-  (the early-token curse). Where `length` divides the region no token is dropped; otherwise the tail is.
-  """
-  first = first_start(plan.bos, plan.stride)
-  documents = plan.cfg.non_overlapping_docs or len(plan.documents)
-  return [
-    Window(d, first + i * length, length, length)
-    for d in range(min(documents, len(plan.documents)))
-    for i in range(plan.longest // length)
-  ]
-
-
-PROTOCOLS = {'fixed_targets': fixed_targets, 'non_overlapping': non_overlapping}

@@ -67,8 +67,10 @@ def merge(old: Sequence[Point], new: Sequence[Point]) -> list[Point]:
   return sorted(merged.values(), key=order)
 
 
-def write(directory: pathlib.Path, new: Sequence[Point], *, keep: bool = True) -> tuple[list[Point], str | None]:
-  """Merges `new` into the directory's curve and draws it again.
+def write(
+  directory: pathlib.Path, new: Sequence[Point], *, keep: bool = True, redraw: bool = True
+) -> tuple[list[Point], str | None]:
+  """Merges `new` into the directory's curve and, `redraw`, draws it again.
 
   Returns all points of the same checkpoint and targets, and the name under which the previous curve was kept, if any of
   its points changed: nothing that was measured is overwritten in silence. `keep` False: it has been kept already.
@@ -86,14 +88,20 @@ def write(directory: pathlib.Path, new: Sequence[Point], *, keep: bool = True) -
   temporary.write_text('\n'.join(lines) + '\n')
   temporary.replace(path)  # whole or not at all: a killed sweep leaves the previous curve
   same = [p for p in points if all(p[k] == new[0][k] for k in ('checkpoint_step', 'targets_hash'))]
-  write_csv(directory / 'curve.csv', points)
-  write_events(directory, same)
-  plot(directory / 'curve.png', same)
+  if redraw:
+    draw(directory, same)
   return same, kept
 
 
+def draw(directory: pathlib.Path, points: Sequence[Point]) -> None:
+  """What follows from the curve: curve.csv of all of it, event files and curve.png of these points."""
+  write_csv(directory / 'curve.csv', read_curve(directory / 'curve.jsonl'))
+  write_events(directory, points)
+  plot(directory / 'curve.png', points)
+
+
 def write_csv(path: pathlib.Path, points: Sequence[Point]) -> None:
-  fields = [k for k in dict.fromkeys(k for p in points for k in p) if k != 'nll_documents']
+  fields = [k for k in dict.fromkeys(k for p in points for k in p) if k not in ('nll_documents', 'buckets')]
   with path.open('w', newline='') as file:
     writer = csv.DictWriter(file, fields, extrasaction='ignore')
     writer.writeheader()
@@ -132,6 +140,20 @@ def _label(point: Point, several: bool) -> str:
   return f'{_trained(point)} {point["method"]}' if several else point['method']
 
 
+def fake_gain(points: Sequence[Point]) -> float | None:
+  """By what share perplexity falls from 1x to the longest length for a model that uses at most 1x tokens.
+
+  Of one protocol's points; None for the default, which leaves less than one per cent of it, and where it is next to
+  nothing or points do not tell.
+  """
+  null = {p['length']: p['null'] for p in points if 'null' in p}
+  one = points[0]['train_length']
+  if points[0]['protocol'] == 'fixed_targets' or one not in null:
+    return None
+  gain = 1 - exp(null[max(null)] - null[one])
+  return gain if gain > 0.005 else None
+
+
 def table(points: Sequence[Point], protocol: str = 'fixed_targets') -> str:
   """Perplexity by line and length, with the half width of its interval; the cost at 1x of methods that have one."""
   rows = [p for p in points if p['protocol'] == protocol]
@@ -149,12 +171,16 @@ def table(points: Sequence[Point], protocol: str = 'fixed_targets') -> str:
   floor = _floor(rows)
   if floor:
     body.append([FLOOR, *(f'{exp(floor[n]):.4g}' if n in floor else '' for n in lengths), ''])
+  fake = fake_gain(rows)
   widths = [max(len(row[i]) for row in (head, *body)) for i in range(len(head))]
 
   def line(row):
     return '  '.join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:]))])
 
-  return '\n'.join([line(head), *(line(row) for row in body)])
+  lines = [line(head), *(line(row) for row in body)]
+  if fake is not None:
+    lines.append(f'note: a model that uses at most 1x tokens of context falls by {100 * fake:.0f} % here')
+  return '\n'.join(lines)
 
 
 def _cell(point: Point | None) -> str:
@@ -208,6 +234,10 @@ def plot(path: pathlib.Path, points: Sequence[Point]) -> None:
     ax.set_xlabel(f'evaluation length, tokens (context of a target: {_contexts(points, protocol)})')
     ax.set_title(protocol.replace('_', ' '), fontsize=10, loc='right')
     ax.grid(alpha=0.25)
+    fake = fake_gain([p for p in points if p['protocol'] == protocol])
+    if fake is not None:
+      remark = f'a model of at most 1x context falls {100 * fake:.0f} % here'
+      ax.text(0.98, 0.02, remark, fontsize=8, color='0.4', ha='right', transform=ax.transAxes)
   axes[0].set_ylabel('perplexity per token')
   trained = '' if several or points[0].get('positions', 'sequential') == 'sequential' else f'{_trained(points[0])}\n'
   title = (
@@ -231,8 +261,9 @@ def _range(points: Sequence[Point]) -> tuple[float, float]:
 
 
 def _contexts(points: Sequence[Point], protocol: str) -> str:
-  scored = next(p['T'] for p in points if p['protocol'] == protocol)
-  return f'L-{scored} .. L-1' if protocol == 'fixed_targets' else '0 .. L-1'
+  if protocol != 'fixed_targets':
+    return '0 .. L-1'
+  return f'L-{next(p["T"] for p in points if p["protocol"] == protocol)} .. L-1'
 
 
 def _line(ax: Any, line: Sequence[Point], label: str, look: tuple[str, str], ceiling: float) -> None:

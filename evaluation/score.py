@@ -1,7 +1,7 @@
 """Negative log-likelihoods of windows, by one compiled program per length."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -81,20 +81,28 @@ class Scorer:
     positions: Sequence[tuple[Positions, ...]],
     done: Callable[[int], object] = lambda tokens: None,
   ) -> list[list[np.ndarray]]:
-    """NLL of each window's scored tokens under each of `positions`, nats, f32[scored]; `done(tokens)` after each batch.
+    """NLL of each window's kept targets under each of `positions`, nats, f32[scored]; `done(tokens)` after each run."""
+    out: list[list[np.ndarray]] = [[] for _ in positions]
+    for i, part, rows in self.runs(plan, windows, positions):
+      out[i] += rows
+      done(sum(w.length for w in part))
+    return out
+
+  def runs(
+    self, plan: Plan, windows: Sequence[Window], positions: Sequence[tuple[Positions, ...]]
+  ) -> Iterator[tuple[int, Sequence[Window], list[np.ndarray]]]:
+    """(i, some of the windows, their rows under positions[i]), as soon as they are fetched.
 
     The windows have one length. A batch is cut and sent to the devices once, and scored under all positions before the
     next one.
     """
     programs = [self.program(windows[0].length, pos) for pos in positions]
     on_host = [jax.tree.map(np.asarray, pos) for pos in positions]  # may go to devices of other processes too
-    length = windows[0].length
-    out, waiting = [[] for _ in positions], None
+    length, waiting = windows[0].length, None
 
-    def collect(nll_BT, i, part):
+    def fetched(nll_BT, i, part):
       # Copies: a view of the last positions would keep all of them.
-      out[i] += [row_T[-w.scored :].copy() for w, row_T in zip(part, np.asarray(nll_BT))]
-      done(sum(w.length for w in part))
+      return i, part, [row_T[-w.scored :].copy() for w, row_T in zip(part, np.asarray(nll_BT))]
 
     for rows in sorted({program.rows for program in programs}):  # one, unless some methods' programs had to be halved
       for start in range(0, len(windows), rows):
@@ -107,8 +115,7 @@ class Scorer:
           if program.rows == rows:
             nll_BT = program.run(self._params, inputs_BT, targets_BT, on_host[i])
             if waiting is not None:  # fetched one run late: the host fetches and cuts while the devices compute
-              collect(*waiting)
+              yield fetched(*waiting)
             waiting = nll_BT, i, part
     if waiting is not None:
-      collect(*waiting)
-    return out
+      yield fetched(*waiting)

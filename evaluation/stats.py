@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize, special, stats
+from scipy import special  # scipy.stats takes longer to import than a finished sweep takes to read
 
 MIN_DOCUMENTS = 12  # below, no interval is given: draw every document
 
@@ -38,7 +38,7 @@ def t_interval(x_D: np.ndarray, confidence: float = 0.95) -> Interval:
   mean = float(x_D.mean())
   if len(x_D) < MIN_DOCUMENTS or not np.isfinite(x_D).all():
     return Interval(mean, None, None)
-  half = float(stats.t.ppf((1 + confidence) / 2, len(x_D) - 1) * x_D.std(ddof=1) / np.sqrt(len(x_D)))
+  half = float(special.stdtrit(len(x_D) - 1, (1 + confidence) / 2) * x_D.std(ddof=1) / np.sqrt(len(x_D)))
   return Interval(mean, mean - half, mean + half)
 
 
@@ -276,6 +276,8 @@ def min_detectable(
   c: Components, seeds: int, documents: int, *, groups: int = 1, target: float = 0.8, level: float = 0.05
 ) -> float:
   """The difference, nats, whose `power` is `target`: what a table without marks could not have shown."""
+  from scipy import optimize
+
   se, half_B = _half_widths(c, seeds, documents, groups, level)
   if se == 0:
     return 0.0

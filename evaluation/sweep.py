@@ -1,53 +1,27 @@
 """A sweep: every method at every length, points with their intervals and everything needed to repeat them."""
 
-import dataclasses
-import hashlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 import numpy as np
 
 import posenc
 from data import Floor
+from evaluation.nulls import smooth
 from evaluation.plan import Plan
+from evaluation.protocols import STREAM, Numbers, Selection, power, reduce
 from evaluation.score import Scorer
 from evaluation.stats import t_interval
-from models.memory import OutOfMemory
+from evaluation.survey import Survey, fill
 
 Point = dict[str, Any]
 
 
-@dataclasses.dataclass
-class _Outcome:
-  nll_D: np.ndarray  # float64, mean NLL of each document, nats
-  tokens: int
-  bytes: int
-
-
-def positions_hash(pos: Any) -> str:
-  digest = hashlib.sha256()
-  for leaf in jax.tree.leaves(pos):
-    digest.update(np.asarray(leaf).tobytes())
-  return digest.hexdigest()[:16]
-
-
-def cost(plan: Plan, lengths: Sequence[int], methods: Sequence[str]) -> int:
-  """Tokens of a whole sweep, before what methods share is scored once; for the progress bar."""
-  windows = (plan.windows(p, n) for p in plan.cfg.protocols for n in lengths)
-  return len(methods) * sum(len(w) * w[0].length for w in windows)
-
-
 def sweep(
-  scorer: Scorer,
-  plan: Plan,
-  schemes: Sequence[posenc.PositionScheme],
-  methods: Sequence[str],
-  lengths: Sequence[int],
+  survey: Survey,
+  make_scorer: Callable[[], Scorer],
   *,
-  train_len: int,
-  rule: posenc.Rule,
   bytes_per_token_V: np.ndarray,
   facts: dict[str, Any],
   progress: Any,
@@ -55,41 +29,29 @@ def sweep(
 ) -> Iterator[list[Point]]:
   """The points of one length after the other, by protocol and method. `facts` go into each; `progress` is a tqdm bar.
 
-  'none' comes first: methods are compared with it, document by document. Two methods that make the same arrays at a
-  length (yarn and yarn(factor=8) at 8x, everything that follows the length at 1x) are scored once. With a `floor` each
-  point has the mean of it over its own targets, nats.
+  'none' comes first: methods are compared with it, document by document. With a `floor` each point has the mean of it
+  over its own targets, nats. `make_scorer` is called when there is something to score.
   """
-  # Lengths are the outer loop: a program is compiled, serves every method and protocol, and is not needed again. 1x is
-  # first, because shorter lengths are compared with it too.
-  follows = {m: posenc.follows_length(m, schemes, train_len, rule=rule) for m in methods}
+  # Lengths are the outer loop: a program is compiled, serves every method and protocol, and is not needed again.
+  plan, methods, train_len = survey.plan, survey.methods, survey.train_len
+  follows = {m: posenc.follows_length(m, survey.schemes, train_len, rule=survey.rule) for m in methods}
   first: dict[str, np.ndarray] = {}
-  for length in sorted(lengths, key=lambda n: (n != train_len, n)):
+  for length in survey.order:
     progress.set_postfix_str(f'{length} tokens')
-    key, made, refused = {}, {}, {}
-    for method in methods:
-      try:
-        pos = posenc.positions(method, schemes, train_len, length, rule=rule)
-        scorer.program(length, pos)
-      except posenc.Unsupported as unsupported:
-        refused[method] = 'unsupported', str(unsupported)
-      except OutOfMemory as too_large:
-        refused[method] = 'out of memory', str(too_large)
-      else:
-        key[method] = positions_hash(pos)
-        made[key[method]] = pos
-    windows = {protocol: plan.windows(protocol, length) for protocol in plan.cfg.protocols}
-    progress.update((len(methods) - len(made)) * sum(len(w) * length for w in windows.values()))
-    scored = _score(scorer, plan, windows, made, bytes_per_token_V, progress)
+    stage = survey.stage(length)
+    fill(stage, make_scorer, progress)
     points: list[Point] = []
     for protocol in plan.cfg.protocols:
-      low, high = plan.contexts(protocol, length)
-      known = {} if floor is None else {'floor': float(floor(*plan.seen(windows[protocol])).mean())}
-      none: np.ndarray | None = None
+      known, none, scored = dict.fromkeys(('T', 'context_min', 'context_max')), None, {}
+      if protocol in stage.selections:
+        known = _of_the_targets(plan, stage.selections[protocol], train_len, bytes_per_token_V, floor)
       for method in methods:
-        outcome, reason = refused.get(method, ('ok', None))
+        outcome, reason = stage.refused.get(method, ('ok', None))
+        if protocol in stage.nothing:
+          outcome, reason = 'unsupported', stage.nothing[protocol]
         point = {
           'scheme': ' '.join(facts['posenc']),
-          'positions': rule.text,
+          'positions': survey.rule.text,
           'method': method,
           'follows_length': follows[method],
           'train_length': train_len,
@@ -97,19 +59,19 @@ def sweep(
           'protocol': protocol,
           'outcome': outcome,
           'reason': reason,
-          'T': windows[protocol][0].scored,
-          'context_min': low,
-          'context_max': high,
           'targets_hash': plan.targets_hash,
-          'positions_hash': key.get(method),
+          'positions_hash': stage.keys.get(method, {}).get(length),
           **facts,
           **known,
         }
         points.append(point)
-        if method in refused:
+        if reason:
           continue
-        found = scored[key[method], protocol]
-        point |= _numbers(found)
+        key = tuple(sorted(stage.keys[method].items()))
+        if key not in scored:
+          scored[key] = stage.numbers(protocol, method, bytes_per_token_V)
+        found = scored[key]
+        point |= _numbers(found, stage.selections[protocol].base)
         if method == 'none':
           none = found.nll_D
         if none is not None:
@@ -125,46 +87,49 @@ def sweep(
     yield points
 
 
-def _score(scorer, plan, windows, made, bytes_per_token_V, progress) -> dict[tuple[str, str], _Outcome]:
-  """(key, protocol) -> what the windows of a protocol give under the positions `made[key]`.
+def _of_the_targets(
+  plan: Plan, selection: Selection, train_len: int, bytes_V: np.ndarray, floor: Floor | None
+) -> dict[str, Any]:
+  """What a point says whatever the model: its contexts, the floor, and what the protocol makes of a null.
 
-  In one call: protocols share batches, and methods what was cut for them.
+  null: NLL under this protocol of a model that uses at most train_len tokens. As much of any curve's fall as there is
+  of this one's is the protocol's.
   """
-  if not made:
-    return {}
-  nll = scorer(plan, [w for ws in windows.values() for w in ws], list(made.values()), progress.update)
-  outcomes, end = {}, 0
-  for protocol, ws in windows.items():
-    begin, end = end, end + len(ws)
-    document = np.array([w.document for w in ws])
-    count = int(document.max()) + 1
-    tokens = np.bincount(document, [w.scored for w in ws], count)
-    _, targets = plan.tokens([w._replace(start=w.start + w.length - w.scored, length=w.scored) for w in ws])
-    n_bytes = int(bytes_per_token_V[targets].sum())
-    for key, rows in zip(made, nll):
-      sums = np.bincount(document, np.stack(rows[begin:end]).astype(np.float64).sum(1), count)
-      outcomes[key, protocol] = _Outcome(sums / tokens, int(tokens.sum()), n_bytes)
-  return outcomes
+  parts = selection.parts
+  low, high = min(p.first for p in parts), max(p.last for p in parts) - 1
+  known: dict[str, Any] = {'T': parts[-1].last - parts[-1].first, 'context_min': low, 'context_max': high}
+  known['null'] = reduce(plan, selection, smooth(train_len).row, bytes_V).nll
+  if floor is not None and all(p.window.document != STREAM for p in parts):
+
+    def row(window):
+      return floor(*plan.seen(window))
+
+    known['floor'] = reduce(plan, selection, row, bytes_V).nll
+  return known
 
 
-def _numbers(outcome: _Outcome) -> Point:
-  # Every document has equally many targets, so the mean over documents is the mean over tokens.
-  mean, low, high = t_interval(outcome.nll_D)
+def _numbers(found: Numbers, base: float) -> Point:
+  # The interval is of the documents' means, weighted as the protocol weighs them: its middle is the number itself.
+  with np.errstate(invalid='ignore'):
+    nll_D = found.nll + len(found.nll_D) * found.weight_D * (found.nll_D - found.nll)
+  mean, low, high = t_interval(nll_D if np.ptp(found.weight_D) > 1e-12 else found.nll_D)
   if low is not None:
     interval = 't over documents, this checkpoint'
   else:
     interval = 'none: fewer than 12 documents' if math.isfinite(mean) else 'none: diverged'
   return {
-    'outcome': 'ok' if math.isfinite(exp(mean)) else 'diverged',
-    'nll': mean,
-    'ppl': exp(mean),
-    'bits_per_byte': mean * outcome.tokens / (outcome.bytes * math.log(2)),
-    'ci_low': None if low is None else exp(low),
-    'ci_high': None if high is None else exp(high),
+    'outcome': 'ok' if math.isfinite(found.ppl) else 'diverged',
+    'nll': found.nll,
+    'ppl': found.ppl,
+    'bits_per_byte': found.nll * found.tokens / (found.bytes * math.log(2)),
+    'ci_low': None if low is None else power(base, low),
+    'ci_high': None if high is None else power(base, high),
     'interval': interval,
-    'tokens': outcome.tokens,
-    'documents': len(outcome.nll_D),
-    'nll_documents': [float(x) for x in outcome.nll_D],
+    'windows': found.windows,
+    'tokens': found.tokens,
+    'documents': found.documents,
+    'nll_documents': [float(x) for x in found.nll_D],
+    **({'buckets': [list(bucket) for bucket in found.buckets]} if found.buckets else {}),
   }
 
 
@@ -176,8 +141,4 @@ def _difference(name: str, nll_D: np.ndarray, reference_D: np.ndarray) -> Point:
 
 
 def exp(x: float) -> float:
-  """exp that ends at inf: a model that blew up at 32x loses no run."""
-  try:
-    return math.exp(x)
-  except OverflowError:
-    return math.inf
+  return power(math.e, x)

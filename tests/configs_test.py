@@ -218,7 +218,7 @@ REFUSED = [
   ('data.tokenizer', 'bite', r"data\.tokenizer = 'bite': .*allowed: bpe, bytes"),
   ('data.bos', 'never', r"data\.bos = 'never': allowed: document, none, window"),
   ('model.dtype', 'float16', r"model\.dtype = 'float16': allowed: float32, bfloat16"),
-  ('eval.protocols', 'fixed', r"eval\.protocols = 'fixed': .*allowed: fixed_targets"),
+  ('eval.protocols', 'fixed', r"eval\.protocols = 'fixed': allowed: .*fixed_targets"),
   ('stepz', 3, r"config: field = 'stepz': did you mean 'steps'\? allowed: "),
   ('model.layer', 3, r"config\.model: field = 'layer': did you mean 'layers'\? allowed: "),
   # Shapes.

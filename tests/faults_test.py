@@ -47,15 +47,15 @@ PATTERN = "('learned', 'alibi')"
 
 @pytest.fixture(scope='module')
 def start(root):
-  def run(program, *arguments, kill=None, code=0):
-    """`kill`: (module, class, method, n), the process dies in call n + 1."""
+  def run(program, *arguments, kill=None, code=None):
+    """`kill`: (module, class, method, n), the process dies in call n + 1, which with code 0 is never made."""
     command = [sys.executable, f'{program}.py', *arguments]
     if kill:
       command = [sys.executable, '-c', KILLER, *map(str, kill), *command[1:]]
-      code = -signal.SIGKILL
+      code = -signal.SIGKILL if code is None else code
     env = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(root)}
     done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
-    assert done.returncode == code, f'{done.stdout}\n{done.stderr}'
+    assert done.returncode == (code or 0), f'{done.stdout}\n{done.stderr}'
     return done.stdout
 
   return run
@@ -156,19 +156,149 @@ def curve(start, finished):
   return finished[0] / 'extrapolation', options
 
 
-def test_a_killed_sweep_gives_the_same_bytes(start, finished, curve, tmp_path, rng):
+def copy_of(run, to):
+  shutil.copytree(run, to, ignore=shutil.ignore_patterns('extrapolation'))
+  return to
+
+
+def test_a_sweep_killed_three_times_gives_the_same_bytes(start, finished, curve, tmp_path, rng):
+  """Before a batch is put away, while a file is renamed, before a batch is scored: four of them are to be scored."""
   folder, options = curve
-  workdir = tmp_path / 'run'
-  shutil.copytree(finished[0], workdir, ignore=shutil.ignore_patterns('extrapolation'))
-  # Windows are cut eight times: at two lengths two batches and, for their bytes, two protocols.
-  kill = ('evaluation.plan', 'Plan', 'tokens', rng.randrange(1, 8))
-  start('eval_extrapolation', f'--workdir={workdir}', *options, kill=kill)
-  partial, whole = workdir / 'extrapolation' / 'curve.jsonl', (folder / 'curve.jsonl').read_text().splitlines()
-  if partial.exists():  # whole lengths or nothing
-    assert set(partial.read_text().splitlines()) < set(whole)
+  workdir = copy_of(finished[0], tmp_path / 'run')
+  lives = [
+    ('evaluation.store', 'Shelf', 'put', rng.randrange(2)),
+    ('evaluation.store', 'os', 'replace', rng.randrange(4)),
+    ('evaluation.plan', 'Plan', 'tokens', 0),
+  ]
+  for kill in lives:
+    start('eval_extrapolation', f'--workdir={workdir}', *options, kill=kill)
+    partial, whole = workdir / 'extrapolation' / 'curve.jsonl', (folder / 'curve.jsonl').read_text().splitlines()
+    if partial.exists():  # whole lengths or nothing
+      assert set(partial.read_text().splitlines()) < set(whole)
   start('eval_extrapolation', f'--workdir={workdir}', *options)
   for name in ('curve.jsonl', 'curve.csv'):
     assert (workdir / 'extrapolation' / name).read_bytes() == (folder / name).read_bytes()
+
+
+def test_a_finished_sweep_loads_no_model(start, curve):
+  """So nothing is compiled or scored, and what follows from the curve is left alone."""
+  folder, options = curve
+
+  def written():
+    return {p.name: p.stat().st_mtime_ns for p in folder.iterdir() if p.name != 'curve.jsonl'}
+
+  before, never = written(), ('training.checkpoints', 'Checkpoints', 'restore', 0)
+  out = start('eval_extrapolation', f'--workdir={folder.parent}', *options, kill=never, code=0)
+  assert 'curve.png' in out
+  assert written() == before
+
+
+# Runs a sweep that tells a file of every batch that it begins to score and of every one that it has put away, and dies
+# so many seconds after its first.
+TRACED = """
+import json, os, runpy, signal, sys, threading, time
+log, delay, *arguments = sys.argv[1:]
+from evaluation import sweep
+from evaluation.score import Scorer
+from evaluation.store import Shelf
+
+def tell(*what):
+  with open(log, 'a') as file:
+    file.write(json.dumps(what) + '\\n')
+
+program, put, fill = Scorer.program, Shelf.put, sweep.fill
+
+def traced_program(self, *args):
+  made = program(self, *args)
+  return made._replace(run=lambda *args: (tell('run'), made.run(*args))[1])
+
+def traced_put(self, places, rows, seconds=0.0):
+  put(self, places, rows, seconds)
+  tell('kept', *([self.key.address, *place] for place in places))
+
+def traced_fill(*args):
+  if sweep.fill is traced_fill:
+    sweep.fill = fill
+    timer = threading.Timer(float(delay), os.kill, (os.getpid(), signal.SIGKILL))
+    timer.daemon = True
+    timer.start()
+    tell('begun', time.time())
+  fill(*args)
+
+Scorer.program, Shelf.put, sweep.fill = traced_program, traced_put, traced_fill
+sys.argv = arguments
+try:
+  runpy.run_path(arguments[0], run_name='__main__')
+finally:
+  tell('ended', time.time())
+"""
+
+
+@pytest.fixture(scope='module')
+def rope(start, tmp_path_factory):
+  """A run whose sweep is some twenty batches."""
+  workdir = tmp_path_factory.mktemp('rope') / 'run'
+  start('train', '--config=configs/smoke.py', f'--workdir={workdir}')
+  return workdir
+
+
+@pytest.mark.faults
+def test_a_sweep_killed_at_twenty_moments_scores_nothing_twice(root, rope, tmp_path, rng):
+  env = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(root)}
+
+  def life(workdir, delay):
+    """Exit code and what it told."""
+    log = tmp_path / 'log'
+    log.write_text('')
+    arguments = [str(log), str(delay), 'eval_extrapolation.py', f'--workdir={workdir}']
+    done = subprocess.run([sys.executable, '-c', TRACED, *arguments], cwd=root, env=env, capture_output=True, text=True)
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return done.returncode, [json.loads(line) for line in log.read_text().splitlines()]
+
+  whole = copy_of(rope, tmp_path / 'whole')
+  life(whole, 1000)  # programs are in the compile cache from here on
+  shutil.rmtree(whole / 'extrapolation')
+  _, told = life(whole, 1000)
+  seconds = next(t[1] for t in told if t[0] == 'ended') - next(t[1] for t in told if t[0] == 'begun')
+  want = (whole / 'extrapolation' / 'curve.jsonl').read_bytes()
+  batches = sum(t[0] == 'run' for t in told)
+  assert batches == sum(t[0] == 'kept' for t in told) > 15
+  kills = finished = 0
+  while kills < 20 or not finished:
+    workdir = copy_of(rope, tmp_path / f'run{finished}')
+    runs, kept, mine, code = 0, [], 0, -1
+    while code:
+      code, told = life(workdir, rng.uniform(0, 0.8 * seconds))
+      runs += sum(t[0] == 'run' for t in told)
+      kept += [tuple(place) for t in told if t[0] == 'kept' for place in t[1:]]
+      mine += code != 0
+    assert (workdir / 'extrapolation' / 'curve.jsonl').read_bytes() == want
+    assert len(set(kept)) == len(kept), 'scored and put away twice'
+    assert runs <= batches + 2 * mine  # one on the devices, one on its way to the store
+    kills, finished = kills + mine, finished + 1
+  print(f'{kills} kills in {finished} sweeps of {seconds:.1f} s')
+
+
+@pytest.mark.faults
+def test_two_sweeps_share_a_store(root, rope, tmp_path):
+  """Copies of a run are one checkpoint. Both end with the curve of a sweep of its own."""
+  env = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(root)}
+  alone = copy_of(rope, tmp_path / 'alone')
+  command = [sys.executable, 'eval_extrapolation.py']
+  subprocess.run([*command, f'--workdir={alone}'], cwd=root, env=env, check=True, capture_output=True)
+  both = [copy_of(rope, tmp_path / name) for name in 'ab']
+  started = [
+    subprocess.Popen(
+      [*command, f'--workdir={run}', f'--store={tmp_path}/store'], cwd=root, env=env, stdout=subprocess.DEVNULL
+    )
+    for run in both
+  ]
+  assert [process.wait() for process in started] == [0, 0]
+  for run in both:
+    for name in ('curve.jsonl', 'curve.csv'):
+      assert (run / 'extrapolation' / name).read_bytes() == (alone / 'extrapolation' / name).read_bytes()
+    assert not (run / 'extrapolation' / 'store').exists()
+  assert len(list(tmp_path.glob('store/*/*.npz'))) == len(list(alone.glob('extrapolation/store/*/*.npz')))
 
 
 def test_what_a_scheme_cannot_give_is_recorded_as_unsupported(curve):

@@ -208,7 +208,7 @@ def test_seen_says_where_a_target_stands_and_how_much_text_is_before_it(bos):
   for protocol, length in (('fixed_targets', 16), ('fixed_targets', 64), ('non_overlapping', 128)):
     windows = plan.windows(protocol, length)
     inputs, targets = plan.tokens(windows)
-    offset, visible = plan.seen(windows)
+    offset, visible = (np.stack(part) for part in zip(*map(plan.seen, windows)))
     want = [[(inputs[i, : j + 1] != BOS_ID).sum() for j in range(length)] for i in range(len(windows))]
     np.testing.assert_array_equal(visible, np.array(want)[:, -windows[0].scored :])
     document = np.array([w.document for w in windows])
@@ -317,7 +317,7 @@ def test_non_overlapping_windows_fake_a_gain_for_the_same_model():
     ('multiples', (float('inf'),)),
     ('multiples', (1.0, 2.0, 1.0)),
     ('multiples', ()),
-    ('protocols', ('fixed_targets', 'sliding')),
+    ('protocols', ('fixed_targets', 'slide')),
     ('protocols', ('fixed_targets', 'fixed_targets')),
     ('protocols', ()),
     ('spans', 0),

@@ -1,7 +1,9 @@
 """Points of a sweep, with scorers whose numbers are known and with a tiny LM."""
 
+import functools
 import json
 import math
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -14,7 +16,9 @@ from evaluation import report
 from evaluation.plan import EvalConfig, Plan
 from evaluation.score import Scorer
 from evaluation.stats import t_interval
-from evaluation.sweep import cost, exp, positions_hash, sweep
+from evaluation.store import Key, Store
+from evaluation.survey import Survey, costs, positions_hash, rate, rest, status
+from evaluation.sweep import exp, sweep
 from models.lm import LM, ModelConfig
 from models.memory import OutOfMemory
 from training.devices import make_mesh
@@ -70,15 +74,15 @@ class Fake:
     if self.refuses(length, pos):
       raise OutOfMemory(f'{length} tokens are too many')
 
-  def __call__(self, plan, windows, positions, done=lambda tokens: None):
+  def runs(self, plan, windows, positions):
     (length,) = {w.length for w in windows}
     self.windows.append([(w.document, w.start, w.scored) for w in windows])
-    out = []
-    for pos in positions:
+    for i, pos in enumerate(positions):
       self.calls.append((length, positions_hash(pos)))
-      done(len(windows) * length)
-      out.append([np.float32([self.nll(w.document, length, pos)] * w.scored) for w in windows])
-    return out
+      yield i, windows, [self.row(plan, w, pos) for w in windows]
+
+  def row(self, plan, window, pos):
+    return np.float32([self.nll(window.document, window.length, pos)] * window.scored)
 
 
 def documents(n=DOCS):
@@ -103,19 +107,25 @@ def schemes(*texts):
   return [posenc.build(t, heads=2, head_dim=8, d_model=16, train_len=TRAIN_LEN, rngs=nnx.Rngs(0)) for t in texts]
 
 
+def make_survey(methods=('none',), lengths=LENGTHS, slots=('rope',), plan=None, rule='sequential', stored=None):
+  """`stored`: a store that outlives the sweep."""
+  made = posenc.build_rule(rule, schemes(*slots), train_len=TRAIN_LEN, layers=len(slots))
+  survey = Survey(plan or make_plan(), schemes(*slots), methods, lengths, TRAIN_LEN, made)
+  if stored is not None:
+    key = Key('c', 'm', ' '.join(slots), 'p', 't', survey.plan.bos, 'float32', 0)
+    survey.open_rows = lambda positions, length: stored.open(replace(key, positions=positions, length=length))
+  return survey
+
+
 def run(
   scorer, methods=('none',), lengths=LENGTHS, slots=('rope',), plan=None, bytes_V=BYTES_V, bar=None, floor=None,
-  rule='sequential', **facts
+  rule='sequential', stored=None, **facts
 ):  # fmt: skip
-  plan = plan or make_plan()
+  survey = make_survey(methods, lengths, slots, plan, rule, stored)
+  plan = survey.plan
   parts = sweep(
-    scorer,
-    plan,
-    schemes(*slots),
-    methods,
-    lengths,
-    train_len=TRAIN_LEN,
-    rule=posenc.build_rule(rule, schemes(*slots), train_len=TRAIN_LEN, layers=len(slots)),
+    survey,
+    lambda: scorer,
     bytes_per_token_V=bytes_V,
     facts={**FACTS, 'posenc': list(slots), **facts},
     progress=bar or Bar(),
@@ -132,7 +142,12 @@ def at(points, method='none', length=128, protocol='fixed_targets'):
 
 def slowest(pos):
   """What a method did to the last frequency: 1 for none, 8 for a factor of 8."""
-  return float(schemes('rope')[0].inv_freq_P[-1] / np.float64(pos[0].inv_freq_P[-1]))
+  return float(_trained() / np.float64(pos[0].inv_freq_P[-1]))
+
+
+@functools.cache
+def _trained():
+  return schemes('rope')[0].inv_freq_P[-1]
 
 
 # What is in a point.
@@ -253,9 +268,8 @@ class PerToken(Fake):
   def __init__(self):
     super().__init__(None)
 
-  def __call__(self, plan, windows, positions, done=None):
-    _, targets = plan.tokens(windows)
-    return [[(t[-w.scored :] / 64).astype(np.float32) for w, t in zip(windows, targets)] for _ in positions]
+  def row(self, plan, window, pos):
+    return (plan.tokens([window])[1][0, -window.scored :] / 64).astype(np.float32)
 
 
 @pytest.mark.parametrize('protocol', ['fixed_targets', 'non_overlapping'])
@@ -263,7 +277,7 @@ def test_the_mean_over_documents_is_the_mean_over_tokens(protocol):
   plan = make_plan(protocols=(protocol,))
   for length in LENGTHS:
     windows = plan.windows(protocol, length)
-    nll = np.stack(PerToken()(plan, windows, [None])[0]).astype(np.float64)
+    nll = np.stack([PerToken().row(plan, w, None) for w in windows]).astype(np.float64)
     point = at(run(PerToken(), plan=plan), length=length, protocol=protocol)
     assert point['tokens'] == nll.size
     assert point['nll'] == pytest.approx(nll.mean(), rel=1e-12)
@@ -354,9 +368,8 @@ def test_protocols_are_compared_with_their_own_none():
     return 1.0 if slowest(pos) > 1.1 else 0.5
 
   class Scaled(Fake):
-    def __call__(self, plan, windows, positions, done):
-      many = super().__call__(plan, windows, positions, done)
-      return [[row * (1 if w.scored == T else 4) for w, row in zip(windows, rows)] for rows in many]
+    def row(self, plan, window, pos):
+      return super().row(plan, window, pos) * (1 if window.scored == T else 4)
 
   points = run(Scaled(nll), ('none', 'pi'), plan=plan)
   assert at(points, 'pi')['vs_none'] == 0.5
@@ -379,7 +392,7 @@ def test_methods_with_equal_positions_are_scored_once():
     points = run(fake, methods, (16, 128), plan=plan, bar=bar)
     assert len(fake.calls) == 2 + 3  # 1x: none, yarn(factor=8); 8x: none, pi, yarn
     assert len(set(fake.calls)) == len(fake.calls)
-    assert bar.n == cost(plan, (16, 128), methods)  # the bar ends at its end all the same
+    assert bar.n == make_survey(methods, (16, 128), plan=plan).tokens  # the bar ends at its end all the same
   same = ('nll', 'ppl', 'nll_documents', 'positions_hash', 'vs_none')
   assert [at(points, 'yarn')[k] for k in same] == [at(points, 'yarn(factor=8)')[k] for k in same]
   assert at(points, 'yarn')['vs_1x'] != at(points, 'yarn(factor=8)')['vs_1x']  # their own 1x differ
@@ -430,7 +443,7 @@ def test_learned_positions_past_their_table_are_unsupported():
   assert point['reason'] == 'learned has positions for 16 tokens, asked for 32'
   assert point['positions_hash'] is None and not {'nll', 'ppl', 'tokens'} & point.keys()
   assert {c[0] for c in fake.calls} == {12, 16}
-  assert bar.n == cost(plan, (12, 16, 32, 128), ('none', 'logn'))
+  assert bar.n == make_survey(('none', 'logn'), (12, 16, 32, 128), plan=plan).tokens
 
 
 def test_a_method_that_means_nothing_for_a_scheme_is_unsupported():
@@ -454,7 +467,7 @@ def test_what_does_not_fit_is_an_outcome_and_the_sweep_goes_on(tmp_path):
   }
   assert all(('nll' in p) == (p['outcome'] == 'ok') for p in points)
   assert 'vs_none' in at(points, 'pi', 16) and 'vs_none' not in at(points, 'pi', 32)
-  assert {c[0] for c in fake.calls} == {12, 16, 32} and bar.n == cost(plan, LENGTHS, ('none', 'pi'))
+  assert {c[0] for c in fake.calls} == {12, 16, 32} and bar.n == make_survey(('none', 'pi'), LENGTHS, plan=plan).tokens
   report.write(tmp_path, points)
   assert report.table(points).count('out of memory') == 3
   assert report.read_curve(tmp_path / 'curve.jsonl') == report.merge([], points)
@@ -505,4 +518,230 @@ def test_the_reason_of_a_missing_interval_is_the_true_one():
 
 def test_cost_is_what_the_scorer_is_given():
   plan = make_plan(protocols=('fixed_targets', 'non_overlapping'))
-  assert cost(plan, (16, 128), ('none', 'yarn')) == 2 * DOCS * (2 * 16 + 2 * 128 + 128 + 128)
+  assert make_survey(('none', 'yarn'), (16, 128), plan=plan).tokens == 2 * DOCS * (2 * 16 + 2 * 128 + 128 + 128)
+
+
+# From the store.
+
+PROTOCOLS = ('fixed_targets', 'non_overlapping', 'sliding(stride=8)', 'yarn(stride=12)', 'longlora(stride=24)',
+             'fairseq(context_window=-8)', 'lm_eval_rolling', 'position_wise')  # fmt: skip
+
+
+class Batches(PerToken):
+  """Twelve windows a run, as a scorer fetches them; dies in run `left`, and counts what it has handed over."""
+
+  def __init__(self, left=math.inf):
+    super().__init__()
+    self.left, self.scored = left, []
+
+  def runs(self, plan, windows, positions):
+    for start in range(0, len(windows), 12):
+      part = windows[start : start + 12]
+      for i, pos in enumerate(positions):
+        self.left -= 1
+        if self.left < 0:
+          raise KeyboardInterrupt
+        self.scored += [(positions_hash(pos), plan.place(w), w.length) for w in part]
+        yield i, part, [self.row(plan, w, pos) + np.float32(slowest(pos)) for w in part]
+
+
+def nobody():
+  raise AssertionError('something is scored again')
+
+
+def finished(survey, make_scorer):
+  facts = {**FACTS, 'posenc': ['rope']}
+  parts = sweep(survey, make_scorer, bytes_per_token_V=BYTES_V, facts=facts, progress=Bar())
+  return [p for part in parts for p in part]
+
+
+def test_a_finished_sweep_scores_nothing(tmp_path):
+  """Neither for its points again nor for those of other protocols with the same windows."""
+  store, methods = Store(tmp_path), ('none', 'pi', 'yarn')
+  first, plan = Batches(), make_plan(protocols=PROTOCOLS)
+  points = run(first, methods, plan=plan, stored=store)
+  assert len(set(first.scored)) == len(first.scored)
+  again = finished(make_survey(methods, plan=plan, stored=Store(tmp_path)), nobody)
+  assert sorted(map(json.dumps, again)) == sorted(map(json.dumps, points))
+  others = make_plan(protocols=('yarn_truncate', 'dape_last256', 'non_overlapping'))
+  assert len(finished(make_survey(methods, plan=others, stored=store), nobody)) == 3 * 3 * len(LENGTHS)
+
+
+def test_what_is_new_alone_is_scored(tmp_path):
+  store, plan = Store(tmp_path), make_plan(protocols=('fixed_targets',))
+  run(Batches(), ('none', 'pi'), (16, 128), plan=plan, stored=store)
+  for methods, lengths, protocols, want in (
+    (('none', 'pi', 'yarn'), (16, 128), ('fixed_targets',), {128: 24}),  # at 16 tokens yarn is none
+    (('none', 'pi', 'yarn'), (16, 32, 128), ('fixed_targets',), {32: 3 * 24}),
+    (('none', 'pi'), (16, 128), ('fixed_targets', 'non_overlapping'), {16: DOCS * 8, 128: 2 * DOCS}),
+  ):
+    more = Batches()
+    plan = make_plan(protocols=protocols)
+    points = run(more, methods, lengths, plan=plan, stored=store)
+    assert {n: sum(c[2] == n for c in more.scored) for n in {c[2] for c in more.scored}} == want
+    assert points == run(Batches(), methods, lengths, plan=plan)  # as if it had never been interrupted
+
+
+@pytest.mark.parametrize('life', [1, 2, 5, 20])
+def test_an_interrupted_sweep_scores_nothing_twice(tmp_path, life):
+  methods, plan = ('none', 'pi', 'yarn'), make_plan(protocols=('fixed_targets', 'sliding(stride=8)'))
+  want, store, handed = run(Batches(), methods, plan=plan), Store(tmp_path), []
+  while True:
+    scorer = Batches(life)
+    try:
+      points = run(scorer, methods, plan=plan, stored=store)
+      break
+    except KeyboardInterrupt:
+      handed += scorer.scored
+      life += 8
+  handed += scorer.scored
+  assert json.dumps(points) == json.dumps(want)
+  assert len(set(handed)) == len(handed)
+
+
+def test_a_damaged_file_is_scored_again_and_nothing_else(tmp_path):
+  said, plan = [], make_plan()
+  store = Store(tmp_path, said.append)
+  points = run(Batches(), ('none', 'pi'), plan=plan, stored=store)
+  path = sorted(tmp_path.glob('*/*.npz'))[3]
+  path.write_bytes(path.read_bytes()[:-50])
+  again = Batches()
+  assert run(again, ('none', 'pi'), plan=plan, stored=store) == points
+  assert len(said) == 1 and str(path) in said[0]
+  assert len(again.scored) == 2 * DOCS and len({c[0] for c in again.scored}) == 1
+  assert run(Fake(None), ('none', 'pi'), plan=plan, stored=store) == points
+
+
+def test_two_models_share_nothing(tmp_path):
+  store, plan = Store(tmp_path), make_plan()
+  run(Batches(), plan=plan, stored=store)
+  other = Fake(lambda d, n, pos: 2.0)
+  run(other, plan=plan, stored=store, slots=('alibi',))
+  assert [len(windows) for windows in other.windows] == [2 * DOCS] * len(LENGTHS)
+
+
+def test_every_length_is_a_forward_pass_of_its_own():
+  """Never part of a longer one, which a method that follows the length encodes otherwise; partial windows as well."""
+  methods = ('none', 'dynamic_ntk', 'dynamic_ntk_hf', 'dynamic_yarn', 'yarn', 'logn')
+  plan = make_plan(protocols=('fixed_targets', 'yarn(stride=12)', 'non_overlapping'))
+  fake = Fake(lambda d, n, pos: n + slowest(pos) + float(np.mean(pos[0].logit_scale_T)) / 8)
+  points = run(fake, methods, plan=plan)
+  asked = plan_lengths(plan)
+  assert asked > set(LENGTHS), 'no partial window: nothing is tested'
+  assert {n for n, _ in fake.calls} == asked
+
+  def of(method, n):
+    pos = posenc.positions(method, schemes('rope'), TRAIN_LEN, n)
+    return np.float32(n + slowest(pos) + float(np.mean(pos[0].logit_scale_T)) / 8)
+
+  for method in methods:
+    for length in LENGTHS:
+      for protocol in ('fixed_targets', 'non_overlapping'):
+        assert at(points, method, length, protocol)['nll'] == pytest.approx(of(method, length), rel=1e-7)
+      parts = plan.select('yarn(stride=12)', length).parts
+      want = np.mean([of(method, p.window.length) for p in parts])
+      assert at(points, method, length, 'yarn(stride=12)')['nll'] == pytest.approx(want, rel=1e-6)
+  values = {at(points, 'dynamic_ntk_hf', n)['nll'] - n for n in (16, 32, 128)}
+  assert len(values) == 3  # and the method does follow it
+
+
+def plan_lengths(plan):
+  return {w.length for p in plan.cfg.protocols for n in LENGTHS for w in plan.windows(p, n)}
+
+
+def test_every_number_says_what_it_is_of():
+  """Windows, tokens, documents, contexts; and what a model without far context would read."""
+  plan = make_plan(protocols=PROTOCOLS)
+  points = run(PerToken(), plan=plan)
+  for point in points:
+    parts = plan.select(point['protocol'], point['length']).parts
+    assert point['windows'] == len({p.window[:3] for p in parts}) and point['documents'] == DOCS
+    assert point['tokens'] == sum(p.last - p.first for p in parts)
+    assert (point['context_min'], point['context_max']) == plan.contexts(point['protocol'], point['length'])
+    assert ('buckets' in point) == (point['protocol'] == 'position_wise')
+    assert point['ci_low'] < point['ppl'] < point['ci_high']
+  point = at(points, protocol='position_wise')
+  assert sum(tokens for *_, tokens in point['buckets']) == point['tokens']
+  null = {(p, n): at(points, 'none', n, p)['null'] for p in ('fixed_targets', 'non_overlapping') for n in (16, 128)}
+  fixed, side_by_side = (null[p, 16] - null[p, 128] for p in ('fixed_targets', 'non_overlapping'))
+  assert 0 < fixed < side_by_side
+  assert report.fake_gain([p for p in points if p['protocol'] == 'fixed_targets']) is None
+  gain = report.fake_gain([p for p in points if p['protocol'] == 'non_overlapping'])
+  assert gain == pytest.approx(1 - math.exp(null['non_overlapping', 128] - null['non_overlapping', 16]))
+  assert f'falls by {100 * gain:.0f} % here' in report.table(points, 'non_overlapping')
+  assert 'falls by' not in report.table(points)
+
+
+def test_a_protocol_without_windows_at_a_length_is_unsupported(tmp_path):
+  plan = make_plan(protocols=('fixed_targets', 'fairseq(context_window=20)'))
+  points = run(PerToken(), ('none', 'pi'), plan=plan)
+  for method in ('none', 'pi'):
+    got = [at(points, method, n, 'fairseq(context_window=20)') for n in LENGTHS]
+    assert [p['outcome'] for p in got] == ['unsupported', 'unsupported', 'ok', 'ok']
+    assert got[0]['reason'] == 'fairseq: context_window = 20 leaves none of 12 tokens to score'
+    assert at(points, method, 12)['outcome'] == 'ok'
+  assert points[0].keys() >= {'T', 'context_min', 'context_max'} and got[0]['T'] is None
+  report.write(tmp_path, points)
+  assert report.table(points, 'fairseq(context_window=20)').count('unsupported') == 4
+
+
+def test_the_longlora_interval_is_about_its_number():
+  """Documents weigh a little less at the ends of the stream; perplexity has the protocol's own base."""
+  point = at(run(PerToken(), plan=make_plan(protocols=('longlora(stride=24)',))), protocol='longlora(stride=24)')
+  assert point['ppl'] == 2.71828 ** point['nll'] != math.exp(point['nll'])
+  low, high = math.log(point['ci_low']), math.log(point['ci_high'])
+  assert (low + high) / 2 / math.log(2.71828) == pytest.approx(point['nll'], rel=1e-9)
+
+
+# What it costs.
+
+
+def test_status_and_rest_say_what_is_there(tmp_path):
+  store, plan = Store(tmp_path), make_plan(protocols=('fixed_targets', 'non_overlapping'))
+  survey = make_survey(('none', 'yarn', 'ntk'), (16, 128), plan=plan, stored=store)
+  lines = [line.split() for line in status(survey).splitlines()]
+  assert lines[0] == ['windows', 'there', '16', '128']
+  assert lines[1] == ['none', '0', 'of', '120', '0', 'of', '36']
+  left = rest(survey, lambda n: 2.0 * n)
+  # At 16 tokens the three are one.
+  assert [(r.length, r.missing, r.needed, r.tokens, r.flops, r.seconds) for r in left] == [
+    (16, 120, 120, 1920, 2 * 1920.0, None),
+    (128, 3 * 36, 3 * 36, 128 * 108, 256.0 * 108, None),
+  ]
+  with pytest.raises(KeyboardInterrupt):
+    run(Batches(10 + 4), ('none', 'yarn', 'ntk'), (16, 128), plan=plan, stored=store)
+  survey = make_survey(('none', 'yarn', 'ntk'), (16, 128), plan=plan, stored=store)
+  lines = [line.split()[1:] for line in status(survey).splitlines()[1:]]
+  assert lines == [['120', 'of', '120', there, 'of', '36'] for there in ('24', '12', '12')]
+  done, left = rest(survey, lambda n: 2.0 * n)
+  assert (done.missing, done.flops, done.seconds) == (0, 0.0, None)
+  assert left.missing == 12 + 24 + 24 and left.seconds > 0
+  run(Batches(), ('none', 'yarn', 'ntk'), (16, 128), plan=plan, stored=store)
+  assert all(r.missing == 0 for r in rest(survey, lambda n: 1.0))
+  learned = make_survey(('none',), (16, 32), slots=('learned',))
+  assert status(learned).splitlines()[1].split() == ['none', '0', 'of', '24', 'unsupported']
+
+
+def test_costs_count_shared_windows_once():
+  plan = make_plan(protocols=('fixed_targets', 'non_overlapping', 'yarn_truncate', 'sliding(stride=8)'))
+  survey = make_survey(lengths=(16, 32), plan=plan)
+  assert costs(survey) == [
+    ('fixed_targets', 48, DOCS * 2 * (16 + 32), DOCS * 2 * (16 + 32)),
+    ('non_overlapping', DOCS * 12, DOCS * 256, DOCS * 256),
+    ('yarn_truncate', DOCS * 2, DOCS * 48, 0),
+    ('sliding(stride=8)', DOCS * (15 + 13), DOCS * (15 * 16 + 13 * 32), DOCS * (7 * 16 + 9 * 32)),
+  ]
+  total = sum(extra for *_, extra in costs(survey))
+  assert survey.tokens == total
+
+
+def test_the_rate_is_of_a_batch_and_nothing_is_kept(tmp_path):
+  class Timed(PerToken):
+    def program(self, length, pos):
+      return type('Program', (), {'rows': 4})
+
+  store, scorer = Store(tmp_path), Timed()
+  survey = make_survey(plan=make_plan(), stored=store)
+  assert rate(survey, lambda n: 1e9 * n, lambda: scorer) > 1e9
+  assert [len(w) for w in scorer.windows] == [4, 4] and {n for n, _ in scorer.calls} == {16}
+  assert not store.keys()

@@ -107,15 +107,19 @@ def count(params: Any) -> int:
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
-def train_flops_per_token(config: Any, params: Any) -> float:
-  """Model FLOPs of forward and backward (three times the forward), recomputation not counted.
+def forward_flops_per_token(config: Any, params: Any, length: int) -> float:
+  """Model FLOPs in a window of `length`.
 
   2 per weight of a matmul, and 2 x 2 x heads x width x mean context T/2 for the two products of causal attention.
   """
   table = math.prod(params['embedding']['embedding'].shape)
   matmul = count(params) - (0 if config.model.tied else table)
-  attention = config.model.layers * 2 * config.model.heads * config.model.width * config.train_len
-  return 3.0 * (2 * matmul + attention)
+  return 2.0 * matmul + config.model.layers * 2 * config.model.heads * config.model.width * length
+
+
+def train_flops_per_token(config: Any, params: Any) -> float:
+  """Model FLOPs of forward and backward (three times the forward), recomputation not counted."""
+  return 3.0 * forward_flops_per_token(config, params, config.train_len)
 
 
 def describe(config: Any, data: Any, windows: Any, params: Any, mesh: jax.sharding.Mesh, start: int) -> str:
