@@ -255,8 +255,7 @@ class DistanceBias(Bias):
 
     def by_diagonal():
       # From the corner of the farthest pair to that of the nearest.
-      behind = at_t[0] - at_s[0] + jnp.arange(t - 1.0, -s, -1)
-      return along_diagonals(self.of(jnp.maximum(behind, 0.0)), t)
+      return along_diagonals(self.of(distance(at_t[0] + jnp.arange(t - 1.0, -s, -1), at_s[:1])[:, 0]), t)
 
     consecutive = jnp.all(at_t == at_t[0] + jnp.arange(t)) & jnp.all(at_s == at_s[0] + jnp.arange(s))
     return jax.lax.cond(consecutive, by_diagonal, lambda: self.of(distance(at_t, at_s)))
