@@ -9,6 +9,7 @@ from posenc.base import Dims, PositionScheme, PosParam
 from posenc.rope import RoPE
 from spec import SpecError
 
+BLOCK = 128  # tokens
 STEPS = 64  # to the nat: sums of multiples of 1/64 are exact in float32 up to 2**18
 
 
@@ -20,7 +21,18 @@ def split_cumsum(log_f_BTN: jax.Array) -> tuple[jax.Array, jax.Array]:
   small. It alone has a gradient, that of the whole.
   """
   coarse_BTN = jax.lax.stop_gradient(jnp.round(STEPS * log_f_BTN) / STEPS)
-  return jnp.cumsum(coarse_BTN, 1), jnp.cumsum(log_f_BTN - coarse_BTN, 1)
+  return _cumsum(coarse_BTN), _cumsum(log_f_BTN - coarse_BTN)
+
+
+def _cumsum(x_BTN: jax.Array) -> jax.Array:
+  """Over T, within blocks and over blocks: a plain one is quadratic in T where devices share the sequence."""
+  b, length, n = x_BTN.shape
+  if length <= BLOCK:
+    return jnp.cumsum(x_BTN, 1)
+  x = jnp.pad(x_BTN, ((0, 0), (0, -length % BLOCK), (0, 0))).reshape(b, -1, BLOCK, n)
+  within = jnp.cumsum(x, 2)
+  before = jnp.cumsum(jnp.pad(within[:, :-1, -1], ((0, 0), (1, 0), (0, 0))), 1)
+  return (within + before[:, :, None]).reshape(b, -1, n)[:, :length]
 
 
 class FoX(RoPE):

@@ -492,7 +492,7 @@ MUTANTS = [
           'contract::test_3_gqa_is_mha_with_repeated_heads[rope]'),
          (('return jnp.moveaxis(o_BNTH, 1, 2)[:, :length].astype(v_BTKH.dtype)',
            'o_BTNH = jnp.moveaxis(o_BNTH, 1, 2)[:, :length].astype(v_BTKH.dtype)\n'
-           '  return o_BTNH.reshape(b, length, kv, n // kv, -1).swapaxes(2, 3).reshape(o_BTNH.shape)'),)),
+           '    return o_BTNH.reshape(b, length, kv, n // kv, -1).swapaxes(2, 3).reshape(o_BTNH.shape)'),)),
   Mutant('output_not_rescaled', "online softmax: o keeps an older tile's maximum", 'models/tiles.py',
          'o = seen.o_BNTH * shrink[..., None] +', 'o = seen.o_BNTH +',
          ('attention::test_equals_dense_in_values_and_gradients[rope-gqa-tiled]',
