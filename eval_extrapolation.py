@@ -18,13 +18,14 @@ from absl import flags
 
 import posenc
 from configs.schema import Config
-from evaluation import report
+from evaluation import report, summary
 from evaluation.plan import Plan
 from evaluation.score import Scorer
 from evaluation.store import Key, Store, checkpoint_hash, remembered
 from evaluation.survey import Survey, costs, rate, rest, status
 from evaluation.sweep import sweep
 from models.lm import abstract
+from posenc.alibi import ALiBi, slopes
 from spec import SpecError
 from training import cli, hosts, provenance
 from training.checkpoints import Checkpoints, as_abstract
@@ -148,6 +149,8 @@ def main() -> int:
     'corpus_documents': data.n_documents,
     'corpus_tokens': data.n_tokens,
   }
+  if all(isinstance(scheme, ALiBi) for scheme in slots):
+    facts['slope'] = min(slopes(config.model.heads))  # what a reach is measured in
   per_document = f'{config.eval.spans} spans of {plan.targets} targets'
   print(
     f'{len(plan.documents)} test documents x {per_document}; {len(methods)} methods x {len(lengths)} lengths, at most '
@@ -176,8 +179,10 @@ def main() -> int:
     report.draw(directory, points)
 
   # ---- what it found
+  rows = summary.rows(points)
   for protocol in config.eval.protocols:
-    print(f'\n{report.table(points, protocol)}')
+    print(f'\n{report.table(rows, protocol)}')
+  print(f'\n{summary.text(points, config.eval.compare)}')
   refused: dict[tuple[str, str], str] = {}
   for point in points:
     if point['reason']:

@@ -293,12 +293,14 @@ class Extent(NamedTuple):
   shortest: int  # of those it could have been: 'at most' where it is the reach
   longest: int  # 'at least' where it is this one: the sweep ends here
 
-  def text(self, train_len: int) -> str:
+  def text(self, train_len: int, scale: float = 0.0) -> str:
+    """In multiples of train_len, or times `scale`: 1 for tokens."""
+
     def one(v: float) -> str:
       if math.isnan(v):
         return '?'
       sign = '≥ ' if v == self.longest else '≤ ' if v == self.shortest < train_len else ''
-      return f'{sign}{v / train_len:g}x'
+      return sign + (f'{v * scale:.4g}' if scale else f'{v / train_len:g}x')
 
     return one(self.value) + ('' if math.isnan(self.low) else f' [{one(self.low)}, {one(self.high)}]')
 
