@@ -219,6 +219,12 @@ REFUSED = [
   ('data.bos', 'never', r"data\.bos = 'never': allowed: document, none, window"),
   ('model.dtype', 'float16', r"model\.dtype = 'float16': allowed: float32, bfloat16"),
   ('eval.protocols', 'fixed', r"eval\.protocols = 'fixed': allowed: .*fixed_targets"),
+  ('eval.controls', 'shuffle', r"eval\.controls = 'shuffle': did you mean 'shuffled'\?"),
+  ('eval.controls', 'foreign(spans=-1)', r'eval\.controls foreign: spans = -1: a whole number of at least 0'),
+  ('eval.controls', ('foreign', 'foreign'), r"eval\.controls = \('foreign', 'foreign'\): each once"),
+  ('eval.compare', 'yarn', r"eval\.compare = 'yarn': a comparison such as 'yarn - none at 4x' is allowed"),
+  ('eval.compare', 'yarn - none at 4', r"eval\.compare = 'yarn - none at 4': a comparison such as"),
+  ('eval.compare', 'yarn - non at 4x', r"eval\.compare = 'yarn - non at 4x': method = 'non': did you mean 'none'"),
   ('stepz', 3, r"config: field = 'stepz': did you mean 'steps'\? allowed: "),
   ('model.layer', 3, r"config\.model: field = 'layer': did you mean 'layers'\? allowed: "),
   # Shapes.
