@@ -232,7 +232,7 @@ def _marks(points: Sequence[Point]) -> str:
   missed = [detectable(x[key]) for key, cell in marks.items() if not cell.marked]
   missed = [d for d in missed if d > 1e-6]  # NaN: diverged; rounding: the method changes nothing there
   if missed:
-    ends = ' to '.join(f'{d:.2g}' for d in sorted({min(missed), max(missed)}))
+    ends = ' to '.join(dict.fromkeys(f'{d:.2g}' for d in (min(missed), max(missed))))
     out.append(f'unmarked: of true differences of {ends} nats such a run finds four in five, each tested alone')
   return '\n'.join(out)
 

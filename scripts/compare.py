@@ -9,6 +9,7 @@ Runs that differ in nothing but their seed are one line over seeds and documents
 import argparse
 import json
 import pathlib
+from typing import Any
 
 from evaluation import report, summary
 from spec import SpecError
@@ -27,9 +28,18 @@ def latest_points(workdir: pathlib.Path) -> list[report.Point]:
 
 def training(workdir: pathlib.Path, points: list[report.Point]) -> str:
   """What was trained, as text: the config but for the seed and what changes no parameter, and the checkpoint."""
-  config = provenance.read(workdir) if (workdir / 'config.json').exists() else {}
+  config = _config(workdir)
   other = ('seed', 'mesh', 'memory_gb', 'methods', 'eval', 'log')
   return json.dumps([{k: v for k, v in config.items() if k not in other}, points[0]['checkpoint_step']], sort_keys=True)
+
+
+def declared(workdir: pathlib.Path) -> list[str]:
+  """The comparisons that its config fixed in advance."""
+  return _config(workdir).get('eval', {}).get('compare', [])
+
+
+def _config(workdir: pathlib.Path) -> dict[str, Any]:
+  return provenance.read(workdir) if (workdir / 'config.json').exists() else {}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -60,7 +70,7 @@ def main(argv: list[str] | None = None) -> None:
   report.write_csv(args.out / 'curve.csv', points)
   for protocol in dict.fromkeys(p['protocol'] for p in rows):
     print(f'{report.table(rows, protocol)}\n')
-  print(f'{summary.text(points)}\n')
+  print(f'{summary.text(points, list(dict.fromkeys(c for w in args.workdirs for c in declared(w))))}\n')
   print(args.out / 'curve.png')
 
 

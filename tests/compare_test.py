@@ -128,10 +128,12 @@ def test_runs_that_differ_in_their_seed_alone_are_one_line(make, tmp_path, capsy
   for seed in range(3):
     x_D = 2.0 + seed / 8 + text_D + 0.01 * rng.standard_normal(12)
     runs.append(make(f's{seed}', point(seed=seed, nll=float(x_D.mean()), nll_documents=x_D.tolist())))
-    config = {'seed': seed, 'steps': 10, 'methods': ['none'] * seed}
+    config = {'seed': seed, 'steps': 10, 'methods': ['none'] * seed, 'eval': {'compare': ['none - none at 1x']}}
     (runs[-1] / 'config.json').write_text(json.dumps({'config': config, 'data': {}}))
   run(*runs, out=tmp_path / 'out')
-  lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+  out = capsys.readouterr().out
+  assert out.count('fixed in advance, tested alone: rope, none - none at 1x: +0.0000 nats') == 1
+  lines = [line.split() for line in out.splitlines()]
   x_SD = np.array([report.read_curve(r / 'extrapolation' / 'curve.jsonl')[0]['nll_documents'] for r in runs])
   cells = infer(x_SD[:, :, None])
   half = (math.exp(float(cells.high[0])) - math.exp(float(cells.low[0]))) / 2

@@ -17,6 +17,7 @@ from flax import nnx
 import posenc
 from configs import schema, smoke
 from configs.schema import Config
+from evaluation.plan import Comparison
 from models.lm import LM
 from posenc import rotations
 from spec import SpecError
@@ -64,7 +65,10 @@ def test_the_matched_recipe_is_matched():
   """Base and beta_fast of rope_matched are those of the nano map, rounded; the rest is the quickstart."""
   config = Config.from_dict(recipe('quickstart', 'rope_matched').to_dict())
   plain = Config.from_dict(recipe('quickstart').to_dict())
-  assert dataclasses.replace(config, posenc=plain.posenc, methods=plain.methods) == plain
+  (compare,) = config.eval.compare
+  assert Comparison.parse(compare).method in config.methods
+  rest = dataclasses.replace(config.eval, compare=plain.eval.compare)
+  assert dataclasses.replace(config, posenc=plain.posenc, methods=plain.methods, eval=rest) == plain
   (scheme,) = [config.build_scheme(text) for text in config.posenc]
   large = rotations.REFERENCES[0]
   base = rotations.matched_base(config.train_len, large)
