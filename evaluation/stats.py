@@ -277,12 +277,12 @@ def min_detectable(
   c: Components, seeds: int, documents: int, *, groups: int = 1, target: float = 0.8, level: float = 0.05
 ) -> float:
   """The difference, nats, whose `power` is `target`: what a table without marks could not have shown."""
-  from scipy import optimize
-
   se, half_B = _half_widths(c, seeds, documents, groups, level)
-  if se == 0:
-    return 0.0
-  return optimize.root_scalar(lambda x: _power(x, se, half_B) - target, bracket=(0, half_B.max() + 10 * se)).root
+  low, high = 0.0, float(half_B.max() + 10 * se)
+  for _ in range(40):
+    middle = (low + high) / 2
+    low, high = (low, middle) if se == 0 or _power(middle, se, half_B) > target else (middle, high)
+  return high if se > 0 else 0.0
 
 
 class Extent(NamedTuple):

@@ -12,8 +12,8 @@ import numpy as np
 
 from evaluation.plan import Comparison
 from evaluation.stats import MIN_DOCUMENTS, Cells, Extent, components, infer, min_detectable, reaches, stretch
+from evaluation.sweep import Point, exp
 
-Point = dict[str, Any]
 Key = tuple[Any, ...]  # scheme, positions, method, protocol; of a cell also its length
 
 LEVEL = 0.05
@@ -92,13 +92,23 @@ def differences(lines: Sequence[Curve]) -> dict[Key, np.ndarray]:
   out = {}
   for c in lines:
     none = base.get((c.scheme, c.positions, c.protocol))
-    if c.method == 'none' or none is None or none.x_SDL.shape[:2] != c.x_SDL.shape[:2] or none.seeds != c.seeds:
-      continue
-    for i, n in enumerate(c.lengths):
-      if n in none.lengths:
-        with np.errstate(invalid='ignore'):
-          out[*c[:4], n] = c.x_SDL[:, :, i] - none.x_SDL[:, :, none.lengths.index(n)]
+    if c is not none and none is not None:
+      out |= {(*c[:4], n): x_SD for n in c.lengths if (x_SD := paired(c, none, n)) is not None}
   return out
+
+
+def paired(c: Curve, reference: Curve, length: float) -> np.ndarray | None:
+  """x[S, D] of `c` less that of `reference`, by seed and document; None where the reference lacks a seed or the length.
+
+  Both are of one scheme: seeds of two have nothing in common but their number.
+  """
+  shared = length in c.lengths and length in reference.lengths and c.x_SDL.shape[1] == reference.x_SDL.shape[1]
+  if not shared or not set(c.seeds) <= set(reference.seeds):
+    return None
+  x_SD = c.x_SDL[:, :, c.lengths.index(length)]
+  y_SD = reference.x_SDL[[reference.seeds.index(seed) for seed in c.seeds], :, reference.lengths.index(length)]
+  with np.errstate(invalid='ignore'):
+    return x_SD - y_SD
 
 
 def rows(points: Sequence[Point]) -> list[Point]:
@@ -126,7 +136,9 @@ def rows(points: Sequence[Point]) -> list[Point]:
       cell, several = _cell(band[c[:4]], i), len(c.seeds) > 1
       if several:
         row |= {'seed': None, 'seeds': list(c.seeds), 'diverged': cell.diverged, **_level(cell.mean)}
-      ends = None if math.isnan(cell.low) else (_exp(cell.low), _exp(cell.high))
+        for of_one_seed in ('bits_per_byte', 'nll_documents', 'buckets', 'vs_1x', 'vs_1x_low', 'vs_1x_high'):
+          row.pop(of_one_seed, None)
+      ends = None if math.isnan(cell.low) else (exp(cell.low), exp(cell.high))
       row |= {'ci_low': ends and ends[0], 'ci_high': ends and ends[1]}
       if ends:
         row['interval'] = f'over all lengths at once, {f"{len(c.seeds)} seeds" if several else "this checkpoint"}'
@@ -137,15 +149,8 @@ def rows(points: Sequence[Point]) -> list[Point]:
 
 
 def _level(nll: float) -> Point:
-  ppl = _exp(nll)
+  ppl = exp(nll)
   return {'nll': nll, 'ppl': ppl, 'outcome': 'ok' if math.isfinite(ppl) else 'diverged'}
-
-
-def _exp(x: float) -> float:
-  try:
-    return math.exp(x)
-  except OverflowError:
-    return math.inf
 
 
 class Extents(NamedTuple):
@@ -185,12 +190,12 @@ def declared(points: Sequence[Point], comparisons: Sequence[str]) -> list[Declar
   for text in comparisons:
     method, reference, multiple = Comparison.parse(text)
     for (scheme, positions, name), c in lines.items():
-      other, length = lines.get((scheme, positions, reference)), multiple * c.point['train_length']
-      if name != method or other is None or c.seeds != other.seeds or not {length} <= {*c.lengths} & {*other.lengths}:
+      other = lines.get((scheme, positions, reference))
+      if name != method or other is None:
         continue
-      x, y = (line.x_SDL[:, :, line.lengths.index(int(length))] for line in (c, other))
-      with np.errstate(invalid='ignore'):
-        x_SD = x - y
+      x_SD = paired(c, other, multiple * c.point['train_length'])
+      if x_SD is None:
+        continue
       cell = _cell(infer(x_SD[:, :, None], alone=True), 0)
       out.append(Declared(c.scheme, text, cell, detectable(x_SD)))
   return out

@@ -566,7 +566,7 @@ MUTANTS = [
          'evaluation/summary.py', 'share = len(keys) / len(x)', 'share = 1',
          ('summary::test_schemes_with_as_many_seeds_are_drawn_together_and_others_share_the_error',)),
   Mutant('comparison_in_the_other_direction', 'reference less method', 'evaluation/summary.py',
-         'x_SD = x - y', 'x_SD = y - x', ('summary::test_a_comparison_fixed_in_advance_is_tested_alone',)),
+         'return x_SD - y_SD', 'return y_SD - x_SD', ('summary::test_a_comparison_fixed_in_advance_is_tested_alone',)),
 ]  # fmt: skip
 
 

@@ -106,6 +106,22 @@ def test_a_length_that_a_seed_lacks_is_no_cell():
   assert 'p' not in at(rows, 'yarn', 256) and at(rows, 'yarn', 128)['seeds'] == [0, 1, 2]
 
 
+def test_a_method_pairs_with_the_seeds_that_it_has_in_whatever_order():
+  points = [p for p in table(3, effect=0.06) if (p['seed'], p['method']) != (1, 'pi')]
+  lines = [*(p for p in points if p['method'] == 'none'), *(p for p in points[::-1] if p['method'] != 'none')]
+  want = np.array([np.subtract(x_of(points, 'pi', 64, 1), x_of(points, 'none', 64, 1))[0], *[
+    np.subtract(p['nll_documents'], q['nll_documents'])
+    for p in points for q in points
+    if (p['seed'], p['method'], p['length'], q['seed'], q['method'], q['length']) == (2, 'pi', 64, 2, 'none', 64)
+  ]])  # fmt: skip
+  got = {(c[2], n): x for (*c, n), x in summary.differences(summary.curves(lines)).items()}
+  np.testing.assert_allclose(got['pi', 64], want[::-1])
+  assert got['yarn', 64].shape == (3, D)
+  assert not summary.differences([c for c in summary.curves(points) if c.method != 'none'])
+  few = [p for p in points if (p['seed'], p['method']) != (2, 'none')]
+  assert {c[2] for *c, _ in summary.differences(summary.curves(few))} == set()
+
+
 def test_a_diverged_seed_leaves_the_mean_and_is_counted():
   points = table(3)
   for p in points:
