@@ -18,13 +18,14 @@ from absl import flags
 
 import posenc
 from configs.schema import Config
-from evaluation import report
+from evaluation import report, summary
 from evaluation.plan import Plan
 from evaluation.score import Scorer
 from evaluation.store import Key, Store, checkpoint_hash, remembered
 from evaluation.survey import Survey, costs, rate, rest, status
 from evaluation.sweep import sweep
 from models.lm import abstract
+from posenc.alibi import ALiBi, slopes
 from spec import SpecError
 from training import cli, hosts, provenance
 from training.checkpoints import Checkpoints, as_abstract
@@ -33,6 +34,7 @@ from training.devices import make_mesh, spread
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a run of train.py.', required=True)
 METHOD = flags.DEFINE_multi_string('method', None, "A scaling method, such as 'yarn(factor=8)+logn'. Repeat for more.")
 PROTOCOL = flags.DEFINE_multi_string('protocol', None, "Such as 'sliding(stride=64)'. Repeat for more; the config's.")
+CONTROL = flags.DEFINE_multi_string('control', None, "Such as 'foreign(spans=16)', or '' for none; the config's.")
 MULTIPLES = flags.DEFINE_list('multiples', None, 'Lengths in units of train_len, such as 0.5,1,2,4.')
 MESH = flags.DEFINE_list('mesh', None, "data,fsdp,context of this sweep, such as 0,1,8; the config's by default.")
 MEMORY_GB = flags.DEFINE_float('memory_gb', None, "GiB for this sweep, 0: what is free; the config's by default.")
@@ -51,6 +53,8 @@ def main() -> int:
     asked['methods'] = tuple(METHOD.value)
   if PROTOCOL.value:
     asked['eval']['protocols'] = tuple(PROTOCOL.value)
+  if CONTROL.value:
+    asked['eval']['controls'] = tuple(control for control in CONTROL.value if control)
   if MULTIPLES.value:
     asked['eval']['multiples'] = tuple(_number('multiples', text) for text in MULTIPLES.value)
   if MESH.value:
@@ -148,6 +152,8 @@ def main() -> int:
     'corpus_documents': data.n_documents,
     'corpus_tokens': data.n_tokens,
   }
+  if all(isinstance(scheme, ALiBi) for scheme in slots):
+    facts['slope'] = min(slopes(config.model.heads))  # what a reach is measured in
   per_document = f'{config.eval.spans} spans of {plan.targets} targets'
   print(
     f'{len(plan.documents)} test documents x {per_document}; {len(methods)} methods x {len(lengths)} lengths, at most '
@@ -176,8 +182,10 @@ def main() -> int:
     report.draw(directory, points)
 
   # ---- what it found
+  rows = summary.rows(points)
   for protocol in config.eval.protocols:
-    print(f'\n{report.table(points, protocol)}')
+    print(f'\n{report.table(rows, protocol)}')
+  print(f'\n{summary.text(points, config.eval.compare)}')
   refused: dict[tuple[str, str], str] = {}
   for point in points:
     if point['reason']:

@@ -9,30 +9,57 @@ import dataclasses
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from data import TokenDocument, cut
 from data.windows import visible
-from evaluation import protocols
+from evaluation import controls, protocols
 from evaluation.protocols import STREAM, Selection, Window
 from evaluation.store import Place
+from posenc import check_method
 from spec import SpecError
+
+
+class Comparison(NamedTuple):
+  """'yarn - none at 4x': fixed targets, in this order, paired by seed and document."""
+
+  method: str
+  reference: str
+  multiple: float
+
+  @classmethod
+  def parse(cls, text: str) -> 'Comparison':
+    parts = re.fullmatch(r'(\S.*) - (\S.*) at (\d+(?:\.\d+)?)x', text)
+    if not parts:
+      raise SpecError(f"compare = {text!r}: a comparison such as 'yarn - none at 4x' is allowed")
+    try:
+      for method in parts.groups()[:2]:
+        check_method(method)
+    except SpecError as error:
+      raise SpecError(f'compare = {text!r}: {error}') from None
+    return cls(parts[1], parts[2], float(parts[3]))
 
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
   """What a sweep does when not told otherwise. Lengths are `multiples` of train_len.
 
-  protocols: of evaluation/protocols.py. spans: runs of targets per document. batch_tokens: tokens per evaluation batch,
-  at least one window per device. non_overlapping_docs: documents of the secondary protocols, which rescore whole
-  documents; 0 means all.
+  protocols: of evaluation/protocols.py. controls: of evaluation/controls.py, what far context is weighed against.
+  compare: comparisons fixed before any number was seen, which are tested alone. spans: runs of targets per document.
+  batch_tokens: tokens per evaluation batch, at least one window per device. non_overlapping_docs: documents of the
+  secondary protocols, which rescore whole documents; 0 means all.
   """
 
   multiples: tuple[float, ...] = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
   protocols: tuple[str, ...] = ('fixed_targets', 'non_overlapping')
+  # Whether a curve uses its context is what it is read for. `truncated` costs next to nothing; with 4 of 16 spans each
+  # of the others is a quarter of the fixed targets above 1x, half as much again together.
+  controls: tuple[str, ...] = ('truncated', 'shuffled', 'foreign')
+  compare: tuple[str, ...] = ()
   spans: int = 16
   batch_tokens: int = 16384
   non_overlapping_docs: int = 0
@@ -43,15 +70,24 @@ class EvalConfig:
         raise ValueError(f'multiples = {self.multiples}: finite numbers above 0 are allowed')
     for protocol in self.protocols:
       protocols.check(protocol)
-    for field in ('multiples', 'protocols'):
+    for control in self.controls:
+      protocols.check(control, controls.CONTROLS, 'controls')
+    for comparison in self.compare:
+      Comparison.parse(comparison)
+    for field, least in (('multiples', 1), ('protocols', 1), ('controls', 0), ('compare', 0)):
       values = getattr(self, field)
-      if not values or len(set(values)) != len(values):
-        raise ValueError(f'{field} = {values}: at least one, and each once, is allowed')
+      if len(values) < least or len(set(values)) != len(values):
+        raise ValueError(f'{field} = {values}: {"at least one, and " * least}each once, is allowed')
     for field in ('spans', 'batch_tokens'):
       if getattr(self, field) < 1:
         raise ValueError(f'{field} = {getattr(self, field)}: a whole number of at least 1 is allowed')
     if self.non_overlapping_docs < 0:
       raise ValueError(f'non_overlapping_docs = {self.non_overlapping_docs}: a whole number of at least 0 is allowed')
+
+  @property
+  def asked(self) -> tuple[str, ...]:
+    """What selects windows: protocols, then controls."""
+    return self.protocols + self.controls
 
   @staticmethod
   def targets(train_len: int) -> int:
@@ -87,8 +123,11 @@ class Plan:
     stride: int = 1,
   ):
     self.cfg, self.documents, self.bos, self.bos_id, self.stride = cfg, documents, bos, bos_id, stride
+    self.corpus_sha256 = corpus_sha256
     self.longest = max_multiple * train_len
     self.targets = cfg.targets(train_len)
+    self.near = -(-(train_len + self.targets) // stride) * stride  # of a window's tokens, what no control replaces
+    self._replaced: dict[Window, str] = {}
     self.spans = [
       (d, offset)
       for d, document in enumerate(documents)
@@ -119,13 +158,14 @@ class Plan:
     return np.concatenate(list(parts))
 
   def select(self, protocol: str, length: int) -> Selection:
-    """What a protocol counts at a length. Unsupported where it has nothing to count."""
-    protocols.check(protocol)
+    """What a protocol, or control, counts at a length. Unsupported where it has nothing to count."""
+    table = {**protocols.PROTOCOLS, **controls.CONTROLS}
+    protocols.check(protocol, table)
     if not self.targets < length <= self.longest:
       raise SpecError(f'length = {length}: {self.targets + 1} to {self.longest} tokens are allowed')
     if length % self.stride:
       raise SpecError(f"length = {length}: a multiple of the corpus's stride, {self.stride}, is allowed")
-    return protocols.select(protocol, self, length)
+    return protocols.select(protocol, self, length, table)
 
   def windows(self, protocol: str, length: int) -> list[Window]:
     return [part.window for part in self.select(protocol, length).parts]
@@ -145,7 +185,13 @@ class Plan:
     """Where it lies, whatever else is in the plan."""
     if window.document == STREAM:
       return Place(self._stream_name, window.start)
-    return Place(self.documents[window.document].name, window.start)
+    name = self.documents[window.document].name
+    if window.far:  # named by what is there, not by how it was found
+      if window.whole not in self._replaced:
+        digest = hashlib.sha256(controls.replacement(self, window).tobytes()).hexdigest()[:16]
+        self._replaced[window.whole] = f'{name} {window.far} {digest}'
+      name = self._replaced[window.whole]
+    return Place(name, window.start)
 
   @functools.cached_property
   def _stream_name(self) -> str:
@@ -160,7 +206,7 @@ class Plan:
     if window.document == STREAM:
       bos = 'none' if self.bos == 'document' else self.bos  # which has its BOS already
       return cut(self.stream, window.start, window.length, bos, self.bos_id)
-    tokens = self.documents[window.document].tokens
+    tokens = controls.text(self, window) if window.far else self.documents[window.document].tokens
     return cut(tokens, window.start, window.length, self.bos, self.bos_id)
 
   def targets_of(self, window: Window, first: int, last: int) -> tuple[np.ndarray, Any]:

@@ -10,7 +10,7 @@ read the first max_multiple * train_len tokens of each document, the first `non_
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,12 +23,21 @@ STREAM = -1  # as a window's document: the documents one after the other
 
 
 class Window(NamedTuple):
-  """`length` tokens of one test document, or of the stream, of which the NLL of the last `scored` is kept."""
+  """`length` tokens of one test document, or of the stream, of which the NLL of the last `scored` is kept.
+
+  far: what stands where the document's text far from the targets did, see evaluation/controls.py; '' for that text.
+  """
 
   document: int
   start: int  # offset of the first target in the document's text tokens, as `data.cut` takes it
   length: int
   scored: int
+  far: str = ''
+
+  @property
+  def whole(self) -> 'Window':
+    """The same for every window of these tokens, however much of it is kept."""
+    return self._replace(scored=0)
 
 
 class Part(NamedTuple):
@@ -43,13 +52,15 @@ class Selection(NamedTuple):
   """What counts, and how it is averaged.
 
   mean: 'tokens', every target alike, or 'windows', the mean of the windows' means. base: perplexity is base ** nll.
-  edges: also the mean of the targets at positions edges[i] .. edges[i + 1] - 1 of their window.
+  edges: also the mean of the targets at positions edges[i] .. edges[i + 1] - 1 of their window. true: of a control, the
+  same targets with their true text before them.
   """
 
   parts: list[Part]
   mean: str = 'tokens'
   base: float = math.e
   edges: tuple[int, ...] = ()
+  true: Sequence[Part] = ()
 
 
 class Bucket(NamedTuple):
@@ -218,27 +229,32 @@ PROTOCOLS: dict[str, Callable[..., Selection]] = {
 }
 
 
-def check(text: str) -> Call:
-  """Parses a protocol's string; SpecError unless it names one of PROTOCOLS with arguments that it takes."""
-  call = choose('protocols', text, PROTOCOLS)
-  if call.kwargs.get('stride', 1) < 1:
-    raise SpecError(f'protocols {call.name}: stride = {call.kwargs["stride"]}: a whole number of at least 1 is allowed')
+Table = Mapping[str, Callable[..., Selection]]
+
+
+def check(text: str, table: Table = PROTOCOLS, what: str = 'protocols') -> Call:
+  """Parses a protocol's string; SpecError unless it names one of the table's with arguments that it takes."""
+  call = choose(what, text, table)
+  for name, least in (('stride', 1), ('block', 1), ('spans', 0)):
+    if call.kwargs.get(name, least) < least:
+      given = f'{what} {call.name}: {name} = {call.kwargs[name]}'
+      raise SpecError(f'{given}: a whole number of at least {least} is allowed')
   return call
 
 
-def select(text: str, plan: Any, length: int) -> Selection:
+def select(text: str, plan: Any, length: int, table: Table = PROTOCOLS) -> Selection:
   """What the protocol that `text` names counts at this length; Unsupported where there is nothing to count."""
-  call = check(text)
-  return PROTOCOLS[call.name](plan, length, **call.kwargs)
+  call = check(text, table)
+  return table[call.name](plan, length, **call.kwargs)
 
 
 def needed(selections: Iterable[Selection]) -> list[Window]:
   """The windows that these need, each once, with as many positions kept as any of them reads; by length, then place."""
-  kept: dict[tuple[int, int, int], int] = {}
-  for window in (part.window for selection in selections for part in selection.parts):
-    kept[window[:3]] = max(kept.get(window[:3], 0), window.scored)
-  windows = (Window(*place, scored) for place, scored in kept.items())
-  return sorted(windows, key=lambda w: (w.length, w.scored, w.document, w.start))
+  kept: dict[Window, int] = {}
+  for window in (part.window for selection in selections for part in (*selection.parts, *selection.true)):
+    kept[window.whole] = max(kept.get(window.whole, 0), window.scored)
+  windows = (window._replace(scored=scored) for window, scored in kept.items())
+  return sorted(windows, key=lambda w: (w.length, w.scored, w.far, w.document, w.start))
 
 
 def reduce(plan: Any, selection: Selection, row: Callable[[Window], np.ndarray], bytes_V: np.ndarray) -> Numbers:
@@ -271,7 +287,7 @@ def reduce(plan: Any, selection: Selection, row: Callable[[Window], np.ndarray],
   return Numbers(
     nll=nll,
     ppl=power(selection.base, nll),
-    windows=len({part.window[:3] for part in selection.parts}),
+    windows=len({part.window.whole for part in selection.parts}),
     tokens=tokens,
     bytes=n_bytes,
     documents=int(used.sum()),

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from tensorboardX import SummaryWriter
 
+from evaluation import summary
 from evaluation.sweep import Point, exp
 
 # A point's identity: a second sweep replaces what it measures again and leaves the rest.
@@ -97,11 +98,13 @@ def draw(directory: pathlib.Path, points: Sequence[Point]) -> None:
   """What follows from the curve: curve.csv of all of it, event files and curve.png of these points."""
   write_csv(directory / 'curve.csv', read_curve(directory / 'curve.jsonl'))
   write_events(directory, points)
-  plot(directory / 'curve.png', points)
+  plot(directory / 'curve.png', summary.rows(points))
 
 
 def write_csv(path: pathlib.Path, points: Sequence[Point]) -> None:
-  fields = [k for k in dict.fromkeys(k for p in points for k in p) if k not in ('nll_documents', 'buckets')]
+  fields = [
+    k for k in dict.fromkeys(k for p in points for k in p) if k not in ('nll_documents', 'gain_documents', 'buckets')
+  ]
   with path.open('w', newline='') as file:
     writer = csv.DictWriter(file, fields, extrasaction='ignore')
     writer.writeheader()
@@ -120,7 +123,9 @@ def write_events(directory: pathlib.Path, points: Sequence[Point]) -> None:
     run = directory / 'tensorboard' / f'{_trained(points[0])} {method}'.replace('/', '_')
     with SummaryWriter(str(run)) as writer:
       for point in sorted((p for p in points if p['method'] == method), key=lambda p: p['length']):
-        if 'ppl' in point:
+        if 'gain' in point:
+          writer.add_scalar(f'gain/{point["protocol"]}', point['gain'], point['length'])
+        elif 'ppl' in point:
           for tag in SCALARS:
             writer.add_scalar(f'{point["protocol"]}/{tag}', point[tag], point['length'])
 
@@ -155,7 +160,10 @@ def fake_gain(points: Sequence[Point]) -> float | None:
 
 
 def table(points: Sequence[Point], protocol: str = 'fixed_targets') -> str:
-  """Perplexity by line and length, with the half width of its interval; the cost at 1x of methods that have one."""
+  """Perplexity by line and length, with the half width of its interval; the cost at 1x of methods that have one.
+
+  Of points as a sweep makes them, or of `summary.rows`, whose intervals are of a band and which are marked.
+  """
   rows = [p for p in points if p['protocol'] == protocol]
   lengths = sorted({p['length'] for p in rows})
   several = len({_trained(p) for p in rows}) > 1
@@ -188,13 +196,15 @@ def _cell(point: Point | None) -> str:
     return ''
   if point['outcome'] != 'ok':
     return point['outcome']
+  lost = f' ({point["diverged"]} diverged)' if point.get('diverged') else ''  # seeds, which left the mean
   if point['ci_low'] is None:
-    return f'{point["ppl"]:.4g}'
-  return f'{point["ppl"]:.4g} ±{(point["ci_high"] - point["ci_low"]) / 2:.2g}'
+    return f'{point["ppl"]:.4g}{lost}'
+  half = (point['ci_high'] - point['ci_low']) / 2
+  return f'{point["ppl"]:.4g} ±{half:.2g}{"*" * point.get("marked", False)}{lost}'
 
 
 def plot(path: pathlib.Path, points: Sequence[Point]) -> None:
-  """Perplexity against length, log2 both ways, a panel per protocol, a band per line (t over documents).
+  """Perplexity against length, log2 both ways, a panel per protocol, a band per line; of `summary.rows`.
 
   Dashed lines are oracles: their method is told how long the input is. Failures reach 10**3, so y ends at 15 times the
   lowest value; points above sit on the edge as triangles. A thin grey line is the corpus's entropy, where it is known.
@@ -241,12 +251,20 @@ def plot(path: pathlib.Path, points: Sequence[Point]) -> None:
   axes[0].set_ylabel('perplexity per token')
   trained = '' if several or points[0].get('positions', 'sequential') == 'sequential' else f'{_trained(points[0])}\n'
   title = (
-    f'{trained}checkpoint {points[0]["checkpoint_step"]}\n95 % band at each length: t over documents,\n'
-    'this checkpoint, not this scheme\ndashed: told its length (oracle)'
+    f'{trained}checkpoint {points[0]["checkpoint_step"]}\n95 % band over all lengths of a line,\n'
+    f'{_seeds(points)}\ndashed: told its length (oracle)'
   )
   handles, names = axes[0].get_legend_handles_labels()
   figure.legend(handles, names, loc='outside right upper', fontsize=8, title=title, title_fontsize=7)
   figure.savefig(path, dpi=150)
+
+
+def _seeds(points: Sequence[Point]) -> str:
+  """What a line speaks of."""
+  counts = sorted({len(p['seeds']) if 'seeds' in p else 1 for p in points})
+  if counts == [1]:
+    return 'over documents, this checkpoint,\nnot this scheme'
+  return f'over documents and {" to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds'
 
 
 def _range(points: Sequence[Point]) -> tuple[float, float]:

@@ -54,13 +54,13 @@ class Stage:
     rows = self.shelves[length, key]
     return [w for w in self.windows[length] if not rows.has(self.plan.place(w), w.scored)]
 
-  def numbers(self, protocol: str, method: str, bytes_V: np.ndarray) -> Numbers:
+  def numbers(self, selection: Selection, method: str, bytes_V: np.ndarray) -> Numbers:
     keys = self.keys[method]
 
     def row(window):
       return self.shelves[window.length, keys[window.length]].row(self.plan.place(window), window.scored)
 
-    return reduce(self.plan, self.selections[protocol], row, bytes_V)
+    return reduce(self.plan, selection, row, bytes_V)
 
 
 @dataclasses.dataclass
@@ -98,7 +98,7 @@ class Survey:
     out: dict[int, dict[str, Selection | str]] = {}
     for length in self.lengths:
       out[length] = {}
-      for protocol in self.plan.cfg.protocols:
+      for protocol in self.plan.cfg.asked:
         try:
           out[length][protocol] = self.plan.select(protocol, length)
         except posenc.Unsupported as reason:
@@ -106,16 +106,16 @@ class Survey:
     return out
 
   @functools.cached_property
-  def _needed(self) -> dict[tuple[int, int, int], Window]:
+  def _needed(self) -> dict[Window, Window]:
     """At all lengths: a partial window of one may be a whole one of another, of which more is kept."""
     chosen = (s for selected in self.selected.values() for s in selected.values() if isinstance(s, Selection))
-    return {window[:3]: window for window in needed(chosen)}
+    return {window.whole: window for window in needed(chosen)}
 
   def _windows(self, length: int) -> dict[int, list[Window]]:
     """By their own length."""
     out: dict[int, list[Window]] = {}
     for window in needed(s for s in self.selected[length].values() if isinstance(s, Selection)):
-      out.setdefault(window.length, []).append(self._needed[window[:3]])
+      out.setdefault(window.length, []).append(self._needed[window.whole])
     return out
 
   def missing_hash(self) -> str:
@@ -238,10 +238,10 @@ def rate(survey: Survey, flops: Callable[[int], float], make_scorer: Callable[[]
 def costs(survey: Survey) -> list[tuple[str, int, int, int]]:
   """(protocol, windows and tokens that a method scores for it, tokens that the protocols before it do not)."""
   out, before = [], set()
-  for protocol in survey.plan.cfg.protocols:
+  for protocol in survey.plan.cfg.asked:
     selected = (survey.selected[length][protocol] for length in survey.lengths)
-    mine = {part.window[:3] for s in selected if isinstance(s, Selection) for part in s.parts}
-    out.append((protocol, len(mine), sum(w[2] for w in mine), sum(w[2] for w in mine - before)))
+    mine = {window.whole for window in needed(s for s in selected if isinstance(s, Selection))}
+    out.append((protocol, len(mine), sum(w.length for w in mine), sum(w.length for w in mine - before)))
     before |= mine
   return out
 

@@ -30,7 +30,8 @@ def sweep(
   """The points of one length after the other, by protocol and method. `facts` go into each; `progress` is a tqdm bar.
 
   'none' comes first: methods are compared with it, document by document. With a `floor` each point has the mean of it
-  over its own targets, nats. `make_scorer` is called when there is something to score.
+  over its own targets, nats. `make_scorer` is called when there is something to score. Points of controls have their
+  `gain` and are made only where there is one; what a method was refused for is told by those of protocols.
   """
   # Lengths are the outer loop: a program is compiled, serves every method and protocol, and is not needed again.
   plan, methods, train_len = survey.plan, survey.methods, survey.train_len
@@ -41,7 +42,8 @@ def sweep(
     stage = survey.stage(length)
     fill(stage, make_scorer, progress)
     points: list[Point] = []
-    for protocol in plan.cfg.protocols:
+    for protocol in plan.cfg.asked:
+      control = protocol in plan.cfg.controls
       known, none, scored = dict.fromkeys(('T', 'context_min', 'context_max')), None, {}
       if protocol in stage.selections:
         known = _of_the_targets(plan, stage.selections[protocol], train_len, bytes_per_token_V, floor)
@@ -49,6 +51,8 @@ def sweep(
         outcome, reason = stage.refused.get(method, ('ok', None))
         if protocol in stage.nothing:
           outcome, reason = 'unsupported', stage.nothing[protocol]
+        if control and reason:
+          continue
         point = {
           'scheme': ' '.join(facts['posenc']),
           'positions': survey.rule.text,
@@ -67,21 +71,27 @@ def sweep(
         points.append(point)
         if reason:
           continue
-        key = tuple(sorted(stage.keys[method].items()))
+        key, selection = tuple(sorted(stage.keys[method].items())), stage.selections[protocol]
         if key not in scored:
-          scored[key] = stage.numbers(protocol, method, bytes_per_token_V)
-        found = scored[key]
-        point |= _numbers(found, stage.selections[protocol].base)
+          true = [selection._replace(parts=list(selection.true))] if control else []
+          scored[key] = [stage.numbers(s, method, bytes_per_token_V) for s in (selection, *true)]
+        found, *true = scored[key]
+        nll_D = _documents(found)
+        point |= _numbers(found, nll_D, selection.base)
+        if true:
+          gain_D = _less(nll_D, _documents(true[0]))
+          point |= {**_interval('gain', gain_D), 'gain_documents': gain_D.tolist()}
+          continue
         if method == 'none':
-          none = found.nll_D
+          none = nll_D
         if none is not None:
-          point |= _difference('vs_none', found.nll_D, none)
+          point |= _interval('vs_none', _less(nll_D, none))
         if protocol == 'fixed_targets':
           # The same targets at every length, so a method's rise over its own 1x pairs by document too.
           if length == train_len:
-            first[method] = found.nll_D
+            first[method] = nll_D
           if method in first:
-            point |= _difference('vs_1x', found.nll_D, first[method])
+            point |= _interval('vs_1x', _less(nll_D, first[method]))
     measured = (p for p in points[: len(methods)] if 'ppl' in p)
     progress.write(f'{length} tokens: ' + ', '.join(f'{p["method"]} {p["ppl"]:.4g}' for p in measured))
     yield points
@@ -99,7 +109,7 @@ def _of_the_targets(
   low, high = min(p.first for p in parts), max(p.last for p in parts) - 1
   known: dict[str, Any] = {'T': parts[-1].last - parts[-1].first, 'context_min': low, 'context_max': high}
   known['null'] = reduce(plan, selection, smooth(train_len).row, bytes_V).nll
-  if floor is not None and all(p.window.document != STREAM for p in parts):
+  if floor is not None and all(p.window.document != STREAM and not p.window.far for p in parts):
 
     def row(window):
       return floor(*plan.seen(window))
@@ -108,11 +118,16 @@ def _of_the_targets(
   return known
 
 
-def _numbers(found: Numbers, base: float) -> Point:
-  # The interval is of the documents' means, weighted as the protocol weighs them: its middle is the number itself.
+def _documents(found: Numbers) -> np.ndarray:
+  """Per document, nats: its mean, weighted as the protocol weighs it. The plain mean of them is the number itself."""
+  if np.ptp(found.weight_D) < 1e-12:
+    return found.nll_D
   with np.errstate(invalid='ignore'):
-    nll_D = found.nll + len(found.nll_D) * found.weight_D * (found.nll_D - found.nll)
-  mean, low, high = t_interval(nll_D if np.ptp(found.weight_D) > 1e-12 else found.nll_D)
+    return found.nll + len(found.nll_D) * found.weight_D * (found.nll_D - found.nll)
+
+
+def _numbers(found: Numbers, nll_D: np.ndarray, base: float) -> Point:
+  mean, low, high = t_interval(nll_D)
   if low is not None:
     interval = 't over documents, this checkpoint'
   else:
@@ -128,15 +143,19 @@ def _numbers(found: Numbers, base: float) -> Point:
     'windows': found.windows,
     'tokens': found.tokens,
     'documents': found.documents,
-    'nll_documents': [float(x) for x in found.nll_D],
+    'nll_documents': nll_D.tolist(),
     **({'buckets': [list(bucket) for bucket in found.buckets]} if found.buckets else {}),
   }
 
 
-def _difference(name: str, nll_D: np.ndarray, reference_D: np.ndarray) -> Point:
+def _less(nll_D: np.ndarray, reference_D: np.ndarray) -> np.ndarray:
   """A paired difference in nats: positive is worse. NaN where both have diverged."""
   with np.errstate(invalid='ignore'):
-    mean, low, high = t_interval(nll_D - reference_D)
+    return nll_D - reference_D
+
+
+def _interval(name: str, x_D: np.ndarray) -> Point:
+  mean, low, high = t_interval(x_D)
   return {name: mean, f'{name}_low': low, f'{name}_high': high}
 
 

@@ -93,7 +93,7 @@ def documents(n=DOCS):
 
 def make_plan(docs=None, protocols=('fixed_targets',), **cfg):
   return Plan(
-    EvalConfig(spans=2, protocols=protocols, **cfg),
+    EvalConfig(**{'spans': 2, 'protocols': protocols, 'controls': (), **cfg}),
     documents() if docs is None else docs,
     train_len=TRAIN_LEN,
     max_multiple=MAX_MULTIPLE,
