@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from evaluation import report
+from evaluation import results, runs
 from scripts import compare
 from spec import SpecError
 from training import cli
@@ -38,7 +38,7 @@ def point(scheme='rope', method='none', length=16, nll=2.0, **changes):
 @pytest.fixture
 def make(tmp_path):
   def make(name, *points):
-    report.write(tmp_path / name / 'extrapolation', points)
+    results.write(tmp_path / name / 'extrapolation', points)
     return tmp_path / name
 
   return make
@@ -102,7 +102,7 @@ def test_other_targets_within_one_curve_are_refused(make, tmp_path):
 def test_the_newest_checkpoint_is_compared(make, tmp_path):
   a = make('a', point(nll=9.0), point(length=32, targets_hash='old'))
   make('a', point(nll=2.0, checkpoint_step=1000))
-  assert [p['nll'] for p in compare.latest_points(a)] == [2.0]
+  assert [p['nll'] for p in runs.read(a).points] == [2.0]
   run(a, make('b', point('alibi', checkpoint_step=50)), out=tmp_path / 'out')
   assert [(r['scheme'], r['nll']) for r in rows(tmp_path / 'out')] == [('rope', '2.0'), ('alibi', '2.0')]
 

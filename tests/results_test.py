@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from evaluation import report
+from evaluation import figures, results
+from evaluation import points as points_of
 from evaluation.sweep import exp
 
 TRAIN_LEN = 16
@@ -83,26 +84,26 @@ NON_FINITE = [
 
 def test_lines_are_strict_json_and_read_back_equal(tmp_path):
   """G09, E04: inf, -inf and nan are strings in the file and floats for the reader, in lists too."""
-  same_points, _ = report.write(tmp_path, NON_FINITE)
+  same_points, _ = results.write(tmp_path, NON_FINITE)
   text = (tmp_path / 'curve.jsonl').read_text()
   raw = [strict(line) for line in text.splitlines()]
   assert (raw[0]['nll'], raw[0]['ppl'], raw[1]['nll']) == (800.0, 'inf', 'nan')
   assert raw[2]['nll_documents'] == [1.0, 'nan', 'inf', '-inf'] and raw[2]['vs_none'] == '-inf'
-  same(report.read_curve(tmp_path / 'curve.jsonl'), NON_FINITE)
+  same(points_of.read_curve(tmp_path / 'curve.jsonl'), NON_FINITE)
   same(same_points, NON_FINITE)
 
 
 def test_finite_floats_keep_every_digit(tmp_path):
   nll = 1 / 3 + 1e-16
-  report.write(tmp_path, [point(nll=nll)])
-  (back,) = report.read_curve(tmp_path / 'curve.jsonl')
+  results.write(tmp_path, [point(nll=nll)])
+  (back,) = points_of.read_curve(tmp_path / 'curve.jsonl')
   same(back, point(nll=nll))
 
 
 def test_the_same_sweep_again_leaves_the_same_bytes(tmp_path):
-  assert report.write(tmp_path, [*curve(), *NON_FINITE])[1] is None
+  assert results.write(tmp_path, [*curve(), *NON_FINITE])[1] is None
   before = {f: (tmp_path / f).read_bytes() for f in ('curve.jsonl', 'curve.csv', 'curve.png')}
-  assert report.write(tmp_path, [*curve(), *NON_FINITE])[1] is None
+  assert results.write(tmp_path, [*curve(), *NON_FINITE])[1] is None
   assert {f: (tmp_path / f).read_bytes() for f in before} == before
   assert sorted(p.name for p in tmp_path.iterdir()) == [*sorted(before), 'tensorboard']
 
@@ -113,16 +114,16 @@ def test_the_order_of_sweeps_leaves_the_same_bytes(tmp_path):
   files = []
   for i, order in enumerate(([0, 1, 2], [2, 1, 0], [1, 0, 2, 1, 0])):
     for j in order:
-      report.write(tmp_path / str(i), sweeps[j])
+      results.write(tmp_path / str(i), sweeps[j])
     files.append((tmp_path / str(i) / 'curve.jsonl').read_bytes())
   assert files[0] == files[1] == files[2]
-  first = report.read_curve(tmp_path / '0' / 'curve.jsonl')[:3]
+  first = points_of.read_curve(tmp_path / '0' / 'curve.jsonl')[:3]
   assert [(p['length'], p['method']) for p in first] == [(8, 'none'), (8, 'pi'), (8, 'yarn')]
 
 
 def test_a_second_sweep_adds_its_methods_and_lengths(tmp_path):
-  report.write(tmp_path, curve(('none', 'yarn'), (16, 32)))
-  points, kept = report.write(tmp_path, [point('none', 16, 2.125), point('pi', 64)])
+  results.write(tmp_path, curve(('none', 'yarn'), (16, 32)))
+  points, kept = results.write(tmp_path, [point('none', 16, 2.125), point('pi', 64)])
   assert kept is None and len(points) == 5
   assert {(p['method'], p['length']) for p in points} == {
     ('none', 16), ('none', 32), ('yarn', 16), ('yarn', 32), ('pi', 64)
@@ -131,10 +132,10 @@ def test_a_second_sweep_adds_its_methods_and_lengths(tmp_path):
 
 @pytest.mark.parametrize('field, value', [('checkpoint_step', 200), ('targets_hash', 'xyz')])
 def test_points_of_another_checkpoint_or_target_set_stay_but_are_not_drawn(tmp_path, field, value):
-  report.write(tmp_path, curve())
-  points, kept = report.write(tmp_path, curve(('none',), **{field: value}))
+  results.write(tmp_path, curve())
+  points, kept = results.write(tmp_path, curve(('none',), **{field: value}))
   assert kept is None and points == curve(('none',), **{field: value})
-  everything = report.read_curve(tmp_path / 'curve.jsonl')
+  everything = points_of.read_curve(tmp_path / 'curve.jsonl')
   assert len(everything) == 12
   for p in (*curve(), *points):
     assert p in everything
@@ -142,30 +143,30 @@ def test_points_of_another_checkpoint_or_target_set_stay_but_are_not_drawn(tmp_p
   assert set(runs(tmp_path)) == {'rope none'}  # the other checkpoint's yarn is no curve of this one
 
 
-@pytest.mark.parametrize('field', report.KEY)
+@pytest.mark.parametrize('field', points_of.KEY)
 def test_each_part_of_the_key_tells_points_apart(field):
   other = {'protocol': 'non_overlapping', 'length': 32, 'method': 'pi', 'checkpoint_step': 1, 'targets_hash': 'x'}
-  assert len(report.merge([point()], [{**point(), field: other[field]}])) == 2
-  assert report.merge([point()], [{**point(nll=3.0)}]) == [point(nll=3.0)]
+  assert len(points_of.merge([point()], [{**point(), field: other[field]}])) == 2
+  assert points_of.merge([point()], [{**point(nll=3.0)}]) == [point(nll=3.0)]
 
 
 def test_a_changed_curve_is_kept_under_another_name(tmp_path):
   """Nothing that was measured is overwritten in silence; and nothing is kept when nothing changed."""
-  report.write(tmp_path, curve())
+  results.write(tmp_path, curve())
   before = (tmp_path / 'curve.jsonl').read_bytes()
-  points, kept = report.write(tmp_path, [point('yarn', 32, 9.0)])
+  points, kept = results.write(tmp_path, [point('yarn', 32, 9.0)])
   assert kept == 'curve-001.jsonl'
   assert (tmp_path / kept).read_bytes() == before
   assert len(points) == 8 and point('yarn', 32, 9.0) in points and point('yarn', 32, 3.25) not in points
-  assert report.write(tmp_path, [point('yarn', 32, 9.0)])[1] is None
+  assert results.write(tmp_path, [point('yarn', 32, 9.0)])[1] is None
   second = (tmp_path / 'curve.jsonl').read_bytes()
-  assert report.write(tmp_path, [point('yarn', 32, 9.5)])[1] == 'curve-002.jsonl'
+  assert results.write(tmp_path, [point('yarn', 32, 9.5)])[1] == 'curve-002.jsonl'
   assert (tmp_path / 'curve-001.jsonl').read_bytes() == before
   assert (tmp_path / 'curve-002.jsonl').read_bytes() == second
 
 
 def test_a_sweep_killed_while_writing_leaves_the_previous_curve(tmp_path, monkeypatch):
-  report.write(tmp_path, curve())
+  results.write(tmp_path, curve())
   before = (tmp_path / 'curve.jsonl').read_bytes()
 
   def killed(*args):
@@ -173,7 +174,7 @@ def test_a_sweep_killed_while_writing_leaves_the_previous_curve(tmp_path, monkey
 
   monkeypatch.setattr(type(tmp_path), 'replace', killed)
   with pytest.raises(KeyboardInterrupt):
-    report.write(tmp_path, [point('pi')])
+    results.write(tmp_path, [point('pi')])
   assert (tmp_path / 'curve.jsonl').read_bytes() == before
 
 
@@ -183,10 +184,10 @@ def test_a_figure_that_fails_loses_no_numbers(tmp_path, monkeypatch):
   def fail(*args):
     raise RuntimeError
 
-  monkeypatch.setattr(report, 'plot', fail)
+  monkeypatch.setattr(figures, 'plot', fail)
   with pytest.raises(RuntimeError):
-    report.write(tmp_path, curve())
-  assert report.read_curve(tmp_path / 'curve.jsonl') == curve()
+    results.write(tmp_path, curve())
+  assert points_of.read_curve(tmp_path / 'curve.jsonl') == curve()
   assert (tmp_path / 'curve.csv').exists()
 
 
@@ -195,7 +196,7 @@ def test_a_figure_that_fails_loses_no_numbers(tmp_path, monkeypatch):
 
 def test_the_csv_reads_back(tmp_path):
   points = [*NON_FINITE, unsupported('ntk', 256)]
-  report.write(tmp_path, points)
+  results.write(tmp_path, points)
   with (tmp_path / 'curve.csv').open(newline='') as file:
     rows = list(csv.DictReader(file))
   assert len(rows) == 4 and 'nll_documents' not in rows[0]
@@ -219,7 +220,7 @@ def test_the_table():
     point('pi', 128, 800.0),
     unsupported('ntk', 16),
   ]
-  assert report.table(points).splitlines() == [
+  assert results.table(points).splitlines() == [
     'fixed_targets           1x         8x  cost at 1x',
     'none              10 ±0.62  1.235e+05            ',
     'yarn             12.5 ±0.5                +25.0 %',
@@ -230,25 +231,25 @@ def test_the_table():
 
 def test_the_table_of_several_schemes_names_them():
   points = [point(), point(scheme='alibi', nll=3.0)]
-  assert [line.split('  ')[0] for line in report.table(points).splitlines()[1:]] == ['rope none', 'alibi none']
+  assert [line.split('  ')[0] for line in results.table(points).splitlines()[1:]] == ['rope none', 'alibi none']
 
 
 def test_the_table_names_the_positions_of_training():
   points = [point(positions='sequential'), point(positions='pose(target_len=64)', scheme='alibi')]
   labels = ['rope none', 'alibi pose(target_len=64) none']
-  assert [line.split('  ')[0] for line in report.table(points).splitlines()[1:]] == labels
+  assert [line.split('  ')[0] for line in results.table(points).splitlines()[1:]] == labels
 
 
 def test_the_table_is_of_one_protocol():
   points = [point(), point(protocol='non_overlapping', nll=3.0)]
-  assert '7.389' in report.table(points) and '20.09' in report.table(points, 'non_overlapping')
-  assert '20.09' not in report.table(points)
+  assert '7.389' in results.table(points) and '20.09' in results.table(points, 'non_overlapping')
+  assert '20.09' not in results.table(points)
 
 
 @pytest.mark.parametrize('difference', [800.0, math.inf, math.nan, -math.inf])
 def test_a_method_that_blew_up_at_1x_has_a_line(difference):
   """E04: the numbers are on disk by then, but a traceback would hide the table."""
-  lines = report.table([point(), point('pi', nll=800.0, vs_none=difference)]).splitlines()
+  lines = results.table([point(), point('pi', nll=800.0, vs_none=difference)]).splitlines()
   assert len(lines) == 3 and 'diverged' in lines[2]
 
 
@@ -256,10 +257,10 @@ def test_the_table_ends_with_the_floor_of_its_protocol():
   points = [point(floor=math.log(2.5)), point('yarn', floor=math.log(2.5)), point(length=128, floor=math.log(1.25))]
   other = point(protocol='non_overlapping', nll=3.0, floor=math.log(4.0))
   plain = [{k: v for k, v in p.items() if k != 'floor'} for p in points]
-  lines = report.table([*points, other]).splitlines()
-  assert [line.split() for line in lines[:-1]] == [line.split() for line in report.table(plain).splitlines()]
+  lines = results.table([*points, other]).splitlines()
+  assert [line.split() for line in lines[:-1]] == [line.split() for line in results.table(plain).splitlines()]
   assert lines[-1].split() == ['theoretical', 'floor', '2.5', '1.25']
-  assert report.table([*points, other], 'non_overlapping').splitlines()[-1].split() == ['theoretical', 'floor', '4']
+  assert results.table([*points, other], 'non_overlapping').splitlines()[-1].split() == ['theoretical', 'floor', '4']
 
 
 # The figure.
@@ -278,7 +279,7 @@ def drawn(tmp_path, monkeypatch):
   monkeypatch.setattr(matplotlib.figure.Figure, 'savefig', keep)
 
   def draw(points):
-    report.plot(tmp_path / 'curve.png', points)
+    figures.plot(tmp_path / 'curve.png', points)
     data = (tmp_path / 'curve.png').read_bytes()
     assert data.startswith(b'\x89PNG') and len(data) > 5000
     return figures[-1]
@@ -317,14 +318,14 @@ def test_the_floor_is_one_grey_line_for_all_methods(drawn):
   points += [{**p, 'floor': 0.25} for p in curve(protocol='non_overlapping', lengths=(16, 128))]
   figure = drawn([*points, unsupported('ntk', 64, floor=floors[64])])
   for ax, want in zip(figure.axes, (floors, {16: 0.25, 128: 0.25})):
-    (line,) = lines(ax, report.FLOOR)
+    (line,) = lines(ax, points_of.FLOOR)
     np.testing.assert_array_equal(line.get_xdata(), list(want))
     np.testing.assert_allclose(line.get_ydata(), np.exp(list(want.values())))
     assert line.get_color() == '0.5' and line.get_linewidth() < 1
     assert ax.get_ylim()[0] < math.exp(0.25)
-  assert [t.get_text() for t in figure.legends[0].get_texts()].count(report.FLOOR) == 1
+  assert [t.get_text() for t in figure.legends[0].get_texts()].count(points_of.FLOOR) == 1
   (ax,) = drawn(curve()).axes
-  assert not lines(ax, report.FLOOR)
+  assert not lines(ax, points_of.FLOOR)
 
 
 def test_the_legend_names_the_positions_of_training(drawn):
@@ -402,9 +403,9 @@ def test_a_figure_needs_no_display(tmp_path, root):
   """G08: a backend that wants a window, and no display to open it on."""
   code = """
 import json, pathlib, sys, warnings
-from evaluation import report
+from evaluation import figures
 warnings.simplefilter('error')
-report.plot(pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]))
+figures.plot(pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]))
 assert 'matplotlib.pyplot' not in sys.modules
 """
   env = {k: v for k, v in os.environ.items() if k not in ('DISPLAY', 'WAYLAND_DISPLAY')}
@@ -433,7 +434,7 @@ def runs(directory):
 
 def test_a_run_per_method_with_the_length_as_its_step(tmp_path):
   points = [*curve(), *curve(protocol='non_overlapping', lengths=(16, 128))]
-  report.write(tmp_path, points[::-1])
+  results.write(tmp_path, points[::-1])
   found = runs(tmp_path)
   assert set(found) == {'rope none', 'rope yarn'}
   assert set(found['rope none']) == {
@@ -448,9 +449,9 @@ def test_a_run_per_method_with_the_length_as_its_step(tmp_path):
 
 def test_a_second_sweep_shows_each_length_once(tmp_path):
   """G05: even where it adds lengths between those of the first, or replaces some."""
-  report.write(tmp_path, curve(('none', 'yarn'), (16, 128)))
-  report.write(tmp_path, curve(('none', 'yarn'), (16, 128)))
-  report.write(tmp_path, [*curve(('none',), (8, 32)), point('none', 128, 5.0)])
+  results.write(tmp_path, curve(('none', 'yarn'), (16, 128)))
+  results.write(tmp_path, curve(('none', 'yarn'), (16, 128)))
+  results.write(tmp_path, [*curve(('none',), (8, 32)), point('none', 128, 5.0)])
   found = runs(tmp_path)
   assert [s for s, _ in found['rope none']['fixed_targets/nll']] == [8, 16, 32, 128]
   assert found['rope none']['fixed_targets/nll'][-1] == (128, 5.0)
@@ -460,7 +461,7 @@ def test_a_second_sweep_shows_each_length_once(tmp_path):
 
 def test_events_hold_infinities_and_skip_the_unsupported(tmp_path):
   """G07: what diverged is stored as such, not as 0 and not left out."""
-  report.write(tmp_path, [*NON_FINITE, unsupported('ntk', 16), point('pi', 16, 690.0)])
+  results.write(tmp_path, [*NON_FINITE, unsupported('ntk', 16), point('pi', 16, 690.0)])
   found = runs(tmp_path)
   assert set(found) == {'rope none', 'rope pi'}
   ppl = [(s, v) for s, v in found['rope none']['fixed_targets/ppl']]
@@ -471,7 +472,7 @@ def test_events_hold_infinities_and_skip_the_unsupported(tmp_path):
 
 
 def test_a_method_with_a_slash_is_one_folder(tmp_path):
-  report.write(tmp_path, [point("longrope(path='a/b.json')")])
+  results.write(tmp_path, [point("longrope(path='a/b.json')")])
   assert [p.name for p in (tmp_path / 'tensorboard').iterdir()] == ["rope longrope(path='a_b.json')"]
 
 
@@ -479,7 +480,7 @@ def test_a_method_with_a_slash_is_one_folder(tmp_path):
 
 
 def test_check_writable_leaves_nothing(tmp_path):
-  report.check_writable(tmp_path / 'a' / 'b')
+  results.check_writable(tmp_path / 'a' / 'b')
   assert list((tmp_path / 'a' / 'b').iterdir()) == []
 
 
@@ -488,7 +489,7 @@ def test_what_cannot_be_written_is_an_error_with_its_name(tmp_path):
   (tmp_path / 'file').write_text('')
   for directory in (tmp_path / 'file', tmp_path / 'file' / 'extrapolation'):
     with pytest.raises(OSError) as caught:
-      report.check_writable(directory)
+      results.check_writable(directory)
     assert caught.value.filename is not None and 'file' in str(caught.value.filename)
 
 
@@ -496,8 +497,8 @@ def test_what_cannot_be_written_is_an_error_with_its_name(tmp_path):
 def test_a_read_only_directory_is_an_error_with_its_name(tmp_path):
   tmp_path.chmod(0o555)
   with pytest.raises(PermissionError) as caught:
-    report.check_writable(tmp_path)
+    results.check_writable(tmp_path)
   assert caught.value.filename is not None
   with pytest.raises(PermissionError) as caught:
-    report.check_writable(tmp_path / 'extrapolation')
+    results.check_writable(tmp_path / 'extrapolation')
   assert caught.value.filename is not None
