@@ -125,7 +125,8 @@ def plane(found: Sequence[tuple[str, Extent, Extent]], train_len: int, looks: Lo
         None if math.isnan(e.low) else [[(e.value - e.low) * apart], [(e.high - e.value) * apart]]
         for e in (reach, stretch)
       ]
-      ax.errorbar(x, y, *bars, fmt=marker, color=colour, ms=6, lw=1, capsize=2, label=label)
+      ax.errorbar(x, y, *bars, fmt='none', ecolor=colour, elinewidth=1, capsize=2)
+      ax.plot(x, y, marker, color=colour, ms=6, label=label)
       for dx, dy, extent in ((1, 0, stretch), (0, 1, reach)):
         sign = 1 if extent.value == extent.longest else -1 if extent.value == extent.shortest < train_len else 0
         if sign:
@@ -155,6 +156,7 @@ def by_position(points: Sequence[Point], looks: Looks) -> 'Figure':
   for p in points:
     lines.setdefault((p['length'], line_name(p, several)), []).append(np.array(p['buckets'], np.float64))
   best = min(float(np.nanmin(b[:, 2])) for of in lines.values() for b in of)
+  ticks = [n for n in (4**i for i in range(12)) if n <= lengths[-1]]
   columns = min(3, len(lengths))
   rows = math.ceil(len(lengths) / columns)
   with _style():
@@ -169,6 +171,8 @@ def by_position(points: Sequence[Point], looks: Looks) -> 'Figure':
       ax.axvline(train_len, color='0.5', lw=1, ls=':')
       ax.set_title(f'{length} tokens, {length / train_len:g}x', fontsize=9)
       ax.set_xscale('log', base=2)
+      ax.set_xticks(ticks, [f'{n:g}' for n in ticks], fontsize=8)
+      ax.minorticks_off()
       ax.set_ylim(best - 0.1, min(best + math.log(15), ax.get_ylim()[1]))
       ax.grid(alpha=0.25)
     for ax in list(axes)[len(lengths) :]:

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import posenc
 from evaluation import figures, summary
-from evaluation.controls import CONTROLS
 from evaluation.plan import Comparison
 from evaluation.points import line_name, plain, trained
-from evaluation.protocols import PROTOCOLS
 from evaluation.runs import Run
 from evaluation.sweep import Point
 from spec import SpecError, parse
@@ -58,7 +56,9 @@ class Report:
     self.train_len = self.points[0]['train_length']
     self.rows = summary.rows(self.points)
     self.several = len({trained(p) for p in self.rows}) > 1
-    self.protocols = list(dict.fromkeys(p['protocol'] for p in self.rows))
+    asked = dict.fromkeys(p['protocol'] for p in self.rows)
+    # position_wise is non_overlapping taken apart: one number, which is shown once.
+    self.protocols = [name for name in asked if (name, 'non_overlapping' in asked) != ('position_wise', True)]
     self.lines = summary.curves([p for p in self.points if 'gain_documents' not in p])
     self.looks = figures.looks(self.rows)
 
@@ -168,10 +168,6 @@ class Report:
       for call in _parsed(text):
         if call.name in posenc.METHODS:
           out[call.name] = _first(posenc.METHODS[call.name])
-    for protocol in dict.fromkeys(p['protocol'] for p in self.points):
-      of = {**PROTOCOLS, **CONTROLS}.get(protocol.split('(')[0])
-      if of is not None:
-        out[protocol] = _first(of)
     return list(out.items())
 
   def comparisons(self) -> list[tuple[Run, str]]:

@@ -13,6 +13,7 @@ h1 { font-size: 1.6rem; margin: 0 } h2 { font-size: 1.2rem; margin: 2.4rem 0 .4r
 padding-top: .8rem } h3 { font-size: 1rem; margin: 1.2rem 0 .3rem }
 p { max-width: 60rem; margin: .4rem 0 } .note { color: #666 } .missing { color: #855 }
 .missing::before { content: "— " } .warn { background: #fff4d6; padding: .3rem .6rem; border-left: 3px solid #e0a800 }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(34rem, 1fr)); gap: 0 2rem }
 figure { margin: .8rem 0 1.4rem } figcaption { color: #555; font-size: .85rem; max-width: 60rem }
 svg { max-width: 100%; height: auto; display: block }
 .scroll { overflow-x: auto } table { border-collapse: collapse; font-size: .85rem; margin: .4rem 0 }
@@ -20,6 +21,7 @@ th, td { padding: .2rem .6rem; text-align: right; border-bottom: 1px solid #eee;
 th:first-child, td:first-child { text-align: left; position: sticky; left: 0; background: #fff }
 thead th { border-bottom: 1px solid #999 } td small { color: #777 } .left td, .left th { text-align: left }
 .wide td { white-space: normal; vertical-align: top; overflow-wrap: anywhere }
+.wide td:first-child { white-space: nowrap }
 .better { background: #e3f4e6 } .worse { background: #fbe4e1 } .note td { color: #666 }
 .text td { font-family: ui-monospace, monospace; font-size: .8rem } .text td:nth-child(-n+3) { font-family: inherit }
 mark { background: #ffe08a; padding: 0 .1em } pre { font-size: .8rem; white-space: pre-wrap; overflow-wrap: anywhere }

@@ -23,6 +23,7 @@ def write_pdf(report: Report, path: pathlib.Path) -> None:
 
   with PdfPages(path, metadata={'CreationDate': None}) as pdf:
     for picture in report.pictures.values():
+      picture.figure.set_layout_engine('none')  # as the page has laid it out
       pdf.savefig(picture.figure)
     for sheet in figures.sheets([f'{name}: {text}' for name, text in report.references]):
       pdf.savefig(sheet)

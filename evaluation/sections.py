@@ -51,25 +51,27 @@ def _runs(report: Report) -> Markup:
 def _curves(report: Report) -> Markup:
   out = [tag('h2', 'Perplexity against length')]
   note = 'Numbers under the pointer have all their digits. ± is half of a 95 % band over all lengths of a line at once.'
-  out.append(tag('p', note, class_='note'))
-  for protocol in report.protocols:
-    rows = report.of(protocol)
-    out.append(tag('h3', protocol))
-    if protocol in report.pictures:
-      picture = report.pictures[protocol]
-      out += [figure(figures.svg(picture.figure), picture.caption), _artefact(report, rows)]
-    fewest = min((len(p['nll_documents']) for p in rows if 'nll_documents' in p), default=0)
-    if fewest < MIN_DOCUMENTS:
-      out.append(missing(f'{fewest} documents: no interval is given below {MIN_DOCUMENTS}'))
-    floor = floors(rows)
-    entropy = [number(f'{exp(floor[n]):.4g}', exp(floor[n])) if n in floor else '' for n in report.lengths(protocol)]
-    shown = _pivot(report, PERPLEXITY, protocol, _level, [[FLOOR, *entropy]] if floor else [])
-    out.append(shown if protocol == 'fixed_targets' else _details('the numbers', shown))
-    reasons = dict.fromkeys(f'{p["method"]}: {p["outcome"]}: {p["reason"]}' for p in rows if p.get('reason'))
-    out += [missing(reason) for reason in reasons]
+  first, *others = (_curve(report, protocol) for protocol in report.protocols)
+  out += [tag('p', note, class_='note'), first, tag('div', *others, class_='pair')]
   if not any('floor' in p for p in report.rows):
     out.append(missing('no floor: the entropy of this text is not known'))
   return join(out)
+
+
+def _curve(report: Report, protocol: str) -> Markup:
+  rows, out = report.of(protocol), [tag('h3', protocol)]
+  if protocol in report.pictures:
+    picture = report.pictures[protocol]
+    out += [figure(figures.svg(picture.figure), picture.caption), _artefact(report, rows)]
+  fewest = min((len(p['nll_documents']) for p in rows if 'nll_documents' in p), default=0)
+  if fewest < MIN_DOCUMENTS:
+    out.append(missing(f'{fewest} documents: no interval is given below {MIN_DOCUMENTS}'))
+  floor = floors(rows)
+  entropy = [number(f'{exp(floor[n]):.4g}', exp(floor[n])) if n in floor else '' for n in report.lengths(protocol)]
+  shown = _pivot(report, PERPLEXITY, protocol, _level, [[FLOOR, *entropy]] if floor else [])
+  out.append(shown if protocol == 'fixed_targets' else _details('the numbers', shown))
+  reasons = dict.fromkeys(f'{p["method"]}: {p["outcome"]}: {p["reason"]}' for p in rows if p.get('reason'))
+  return tag('div', *out, *map(missing, reasons))
 
 
 def _plane(report: Report) -> Markup:
@@ -95,25 +97,27 @@ def _plane(report: Report) -> Markup:
 def _differences(report: Report) -> Markup:
   out = [tag('h2', 'Methods less none')]
   out.append(_legend('of the same checkpoints, paired by seed and document; all cells of a table are one family'))
-  for protocol in report.protocols:
-    shown = _pivot(report, LESS_NONE, protocol, _difference)
-    if shown:
-      out += [tag('h3', protocol), shown]
-  if len(out) == 2:
-    out.append(missing('no method but none has numbers'))
-  return join(out)
+  shown = _tables(report, LESS_NONE)
+  return join([*out, *(shown or [missing('no method but none has numbers')])])
 
 
 def _schemes(report: Report) -> Markup:
-  out = [tag('h2', f'Schemes less {line_name(report.lines[0].point, True) if report.lines else "the first"}')]
-  out.append(_legend('paired by document, seeds of each; all cells of a table are one family'))
-  for protocol in report.protocols:
-    shown = _pivot(report, LESS_FIRST, protocol, _difference)
-    if shown:
-      out += [tag('h3', protocol), shown]
-  if len(out) == 2:
-    return join([])  # one scheme
-  return join(out)
+  shown = _tables(report, LESS_FIRST)
+  first = next((c.point for c in report.lines if c.method == 'none'), None)
+  if not shown or first is None:  # one scheme
+    return Markup('')
+  family = 'paired by document, seeds of each; all cells of a table are one family'
+  return join([tag('h2', f'Schemes less {line_name(first, True)}'), _legend(family), *shown])
+
+
+def _tables(report: Report, name: str) -> list[Markup]:
+  """The default's in sight."""
+  found = [(protocol, _pivot(report, name, protocol, _difference)) for protocol in report.protocols]
+  shown = [(protocol, rows) for protocol, rows in found if rows]
+  return [
+    join([tag('h3', protocol), rows]) if protocol == report.protocols[0] else _details(protocol, rows)
+    for protocol, rows in shown
+  ]
 
 
 def _gains(report: Report) -> Markup:
@@ -256,7 +260,9 @@ def _signed(n: Number, class_: str) -> Markup:
   ends = tag('small', f' [{n.low:+.3f}, {n.high:+.3f}]') if n.low == n.low else Markup('')
   more = f', 95 % {n.low!r} to {n.high!r}, p = {n.p!r}' if ends else ''
   said = f', {n.said}' if n.said else ''
-  shown = f'{n.value:+.4f}{"*" if n.marked else ""}'
+  if n.value == n.low == n.high == 0:
+    return tag('td', 'the same', title=f'{n.value!r}{more}')
+  shown = f'{n.value:+.3f}{"*" if n.marked else ""}'
   return tag('td', shown, ends, title=f'{n.value!r}{more}{said}', class_=class_ if n.marked else None)
 
 
