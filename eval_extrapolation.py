@@ -34,6 +34,7 @@ from training.devices import make_mesh, spread
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a run of train.py.', required=True)
 METHOD = flags.DEFINE_multi_string('method', None, "A scaling method, such as 'yarn(factor=8)+logn'. Repeat for more.")
 PROTOCOL = flags.DEFINE_multi_string('protocol', None, "Such as 'sliding(stride=64)'. Repeat for more; the config's.")
+CONTROL = flags.DEFINE_multi_string('control', None, "Such as 'foreign(spans=16)', or '' for none; the config's.")
 MULTIPLES = flags.DEFINE_list('multiples', None, 'Lengths in units of train_len, such as 0.5,1,2,4.')
 MESH = flags.DEFINE_list('mesh', None, "data,fsdp,context of this sweep, such as 0,1,8; the config's by default.")
 MEMORY_GB = flags.DEFINE_float('memory_gb', None, "GiB for this sweep, 0: what is free; the config's by default.")
@@ -52,6 +53,8 @@ def main() -> int:
     asked['methods'] = tuple(METHOD.value)
   if PROTOCOL.value:
     asked['eval']['protocols'] = tuple(PROTOCOL.value)
+  if CONTROL.value:
+    asked['eval']['controls'] = tuple(control for control in CONTROL.value if control)
   if MULTIPLES.value:
     asked['eval']['multiples'] = tuple(_number('multiples', text) for text in MULTIPLES.value)
   if MESH.value:

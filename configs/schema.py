@@ -221,7 +221,7 @@ def _field(name: str, value: Any, default: Any) -> Any:
       value = _strings(name, value)
     if not isinstance(value, (tuple, list)):
       value = (value,)
-    return tuple(_field(name, item, default[0]) for item in value)
+    return tuple(_field(name, item, default[0] if default else '') for item in value)  # empty: of strings
   if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
     return float(value)
   if isinstance(default, bool) != isinstance(value, bool) or not isinstance(value, type(default)):

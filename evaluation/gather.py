@@ -110,7 +110,7 @@ class Report:
 
   @functools.cached_property
   def declared(self) -> list[summary.Declared]:
-    compare = dict.fromkeys(c for run in self.runs for c in run.config.get('eval', {}).get('compare', ()))
+    compare = dict.fromkeys(c for run in self.runs for c in run.compare)
     return summary.declared(self.points, list(compare))
 
   def write_csv(self, path: pathlib.Path) -> None:
@@ -172,17 +172,14 @@ class Report:
 
   def comparisons(self) -> list[tuple[Run, str]]:
     """(run, comparison) of the first run of each scheme: as asked for, as its config says, or the best method of the
-    longest length at which one differs from none."""
+    longest length."""
     out = []
     for run in {trained(run.points[0]): run for run in reversed(self.runs)}.values():
-      asked = list(self._asked or run.config.get('eval', {}).get('compare', ()))
+      asked = list(self._asked or run.compare)
       methods = {p['method'] for p in run.points if p['protocol'] == 'fixed_targets'}
       asked = [text for text in asked if {*Comparison.parse(text)[:2]} <= methods]
-      cells = [
-        n
-        for n in self.numbers
-        if (n.table, n.protocol, n.scheme) == (LESS_NONE, 'fixed_targets', run.points[0]['scheme']) and n.marked
-      ]
+      mine = LESS_NONE, 'fixed_targets', run.points[0]['scheme']
+      cells = [n for n in self.numbers if (n.table, n.protocol, n.scheme) == mine and math.isfinite(n.value)]
       if not asked and cells:
         best = min(cells, key=lambda n: (-(n.length or 0), n.value))
         asked = [f'{best.method} - none at {(best.length or 0) / self.train_len:g}x']

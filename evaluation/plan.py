@@ -36,8 +36,11 @@ class Comparison(NamedTuple):
     parts = re.fullmatch(r'(\S.*) - (\S.*) at (\d+(?:\.\d+)?)x', text)
     if not parts:
       raise SpecError(f"compare = {text!r}: a comparison such as 'yarn - none at 4x' is allowed")
-    for method in parts.groups()[:2]:
-      check_method(method)
+    try:
+      for method in parts.groups()[:2]:
+        check_method(method)
+    except SpecError as error:
+      raise SpecError(f'compare = {text!r}: {error}') from None
     return cls(parts[1], parts[2], float(parts[3]))
 
 

@@ -100,6 +100,8 @@ def _cell(point: Point | None) -> str:
     return ''
   if point['outcome'] != 'ok':
     return point['outcome']
+  lost = f' ({point["diverged"]} diverged)' if point.get('diverged') else ''  # seeds, which left the mean
   if point['ci_low'] is None:
-    return f'{point["ppl"]:.4g}'
-  return f'{point["ppl"]:.4g} ±{(point["ci_high"] - point["ci_low"]) / 2:.2g}{"*" * point.get("marked", False)}'
+    return f'{point["ppl"]:.4g}{lost}'
+  half = (point['ci_high'] - point['ci_low']) / 2
+  return f'{point["ppl"]:.4g} ±{half:.2g}{"*" * point.get("marked", False)}{lost}'

@@ -41,6 +41,11 @@ class Run(NamedTuple):
     return self.points[0].get('seed', 0)
 
   @property
+  def compare(self) -> list[str]:
+    """The comparisons that its config fixed in advance."""
+    return self.config.get('eval', {}).get('compare', [])
+
+  @property
   def recipe(self) -> str:
     """What was trained, as text."""
     config = {k: v for k, v in self.config.items() if k not in _APART}

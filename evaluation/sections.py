@@ -35,8 +35,11 @@ def _runs(report: Report) -> Markup:
     body.append([str(run.workdir), trained(p), run.seed, p['checkpoint_step'], *sizes, ratio, str(git)[:12]])
   p = report.points[0]
   corpus = f'corpus {p.get("corpus", "not told")}, sha256 {p.get("corpus_sha256", "not told")}'
-  one = not any('seeds' in row for row in report.rows)
-  who = 'One seed of each scheme: all of it is about these checkpoints, not about their schemes.' if one else ''
+  seeds = sorted({len(row.get('seeds', [0])) for row in report.rows})
+  who = {
+    1: 'One seed of a scheme: what is said is about the checkpoint, not about the scheme.',
+    2: 'Two seeds of a scheme: one degree of freedom, so that intervals are as wide as they look.',
+  }.get(seeds[0], '')
   return join(
     [
       tag('p', f'Trained at {report.train_len} tokens (1x); {corpus}. {who}', class_='note'),
@@ -63,7 +66,7 @@ def _curve(report: Report, protocol: str) -> Markup:
   if protocol in report.pictures:
     picture = report.pictures[protocol]
     out += [figure(figures.svg(picture.figure), picture.caption), _artefact(report, rows)]
-  fewest = min((len(p['nll_documents']) for p in rows if 'nll_documents' in p), default=0)
+  fewest = min((p['documents'] for p in rows if 'documents' in p), default=0)
   if fewest < MIN_DOCUMENTS:
     out.append(missing(f'{fewest} documents: no interval is given below {MIN_DOCUMENTS}'))
   floor = floors(rows)
@@ -240,9 +243,12 @@ def _artefact(report: Report, rows: Sequence[Point]) -> Markup:
 def _level(n: Number) -> Markup:
   if n.said:
     return tag('td', n.said, title=repr(n.value))
-  half = tag('small', f' ±{(n.high - n.low) / 2:.2g}') if n.low == n.low else Markup('')
-  ends = f', 95 % {n.low!r} to {n.high!r}' if half else ''
-  return tag('td', f'{n.value:.4g}', half, title=f'{n.value!r}{ends}')
+  if math.isnan(n.low):
+    return tag('td', f'{n.value:.4g}', title=repr(n.value))
+  half = (n.high - n.low) / 2
+  # exp() of a wide band is lopsided
+  ends = f' ±{half:.2g}' if half < n.value / 4 else f' [{n.low:.3g}, {n.high:.3g}]'
+  return tag('td', f'{n.value:.4g}', tag('small', ends), title=f'{n.value!r}, 95 % {n.low!r} to {n.high!r}')
 
 
 def _difference(n: Number) -> Markup:
@@ -285,8 +291,9 @@ def _seen(text: str) -> str:
   return ''.join('⏎' if c == '\n' else c if c.isprintable() else '�' for c in text)
 
 
-def _short(value: Any) -> str:
-  return value if isinstance(value, str) else json.dumps(value)
+def _short(value: Any) -> Markup:
+  text = value if isinstance(value, str) else json.dumps(value)
+  return tag('td', f'{text[:24]}…', title=text) if len(text) > 40 else tag('td', text)
 
 
 def _flat(tree: Any, prefix: str = '') -> dict[str, Any]:

@@ -138,8 +138,9 @@ def _least_p(x_DC: np.ndarray, squares: _Squares, draws: int, rng: np.random.Gen
   twice as frequent.
   """
   D, C = x_DC.shape
-  # Rows whose cross product is the covariance of the mean, as few as there are dimensions.
-  root_RC = np.linalg.qr((x_DC - x_DC.mean(0)) / math.sqrt(D * (D - 1)), 'r')
+  # Rows whose cross product is the covariance of the mean, as few as there are dimensions: pairs of lengths have few.
+  _, size_R, axis_RC = np.linalg.svd((x_DC - x_DC.mean(0)) / math.sqrt(D * (D - 1)), full_matrices=False)
+  root_RC = (size_R[:, None] * axis_RC)[size_R > 1e-9 * size_R[0]]
   mean_BC = rng.standard_normal((draws, len(root_RC))) @ root_RC
   document_BC = np.zeros((draws, C))
   for _ in range(D - 1):
@@ -276,12 +277,12 @@ def min_detectable(
   c: Components, seeds: int, documents: int, *, groups: int = 1, target: float = 0.8, level: float = 0.05
 ) -> float:
   """The difference, nats, whose `power` is `target`: what a table without marks could not have shown."""
-  from scipy import optimize
-
   se, half_B = _half_widths(c, seeds, documents, groups, level)
-  if se == 0:
-    return 0.0
-  return optimize.root_scalar(lambda x: _power(x, se, half_B) - target, bracket=(0, half_B.max() + 10 * se)).root
+  low, high = 0.0, float(half_B.max() + 10 * se)
+  for _ in range(40):
+    middle = (low + high) / 2
+    low, high = (low, middle) if se == 0 or _power(middle, se, half_B) > target else (middle, high)
+  return high if se > 0 else 0.0
 
 
 class Extent(NamedTuple):
@@ -341,23 +342,31 @@ def reach(x_SDL: np.ndarray, lengths: Sequence[int], epsilon: float = 0.01) -> E
   the one pair that is above must fail its own test (Berger 1982), so only the number of L is paid for. Lengths at which
   a seed diverged are none of both.
   """
+  return reaches(x_SDL, lengths, (epsilon,))[0]
+
+
+def reaches(x_SDL: np.ndarray, lengths: Sequence[int], epsilons: Sequence[float]) -> list[Extent]:
+  """`reach` of several, each by itself, of one band."""
   _check(x_SDL, lengths)
   fine = np.all(np.isfinite(x_SDL), axis=(0, 1))
   short, long = np.triu_indices(len(lengths), 1)
   keep = fine[short] & fine[long]
   short, long = short[keep], long[keep]
   if not fine.any():
-    return Extent(math.nan, math.nan, math.nan, lengths[0], lengths[-1])
+    return [Extent(math.nan, math.nan, math.nan, lengths[0], lengths[-1]) for _ in epsilons]
   pairs = x_SDL[:, :, short] - x_SDL[:, :, long]
   gain, each = infer(pairs), infer(pairs, alone=True, confidence=1 - 0.05 / max(len(lengths) - 1, 1))
 
   def first(beaten: np.ndarray) -> float:
     return float(next(n for i, n in enumerate(lengths) if fine[i] and not beaten[short == i].any()))
 
-  low, high = (math.nan, math.nan)
-  if x_SDL.shape[1] >= MIN_DOCUMENTS:
-    low, high = first(gain.low > epsilon), first(each.high > epsilon)
-  return Extent(first(gain.mean > epsilon), low, high, lengths[0], lengths[-1])
+  out = []
+  for epsilon in epsilons:
+    low, high = (math.nan, math.nan)
+    if x_SDL.shape[1] >= MIN_DOCUMENTS:
+      low, high = first(gain.low > epsilon), first(each.high > epsilon)
+    out.append(Extent(first(gain.mean > epsilon), low, high, lengths[0], lengths[-1]))
+  return out
 
 
 def _check(x_SDL: np.ndarray, lengths: Sequence[int]) -> None:

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evaluation.plan import Comparison
-from evaluation.stats import MIN_DOCUMENTS, Cells, Extent, components, infer, min_detectable, reach, stretch
+from evaluation.stats import MIN_DOCUMENTS, Cells, Extent, components, infer, min_detectable, reaches, stretch
+from evaluation.sweep import Point, exp
 
-Point = dict[str, Any]
 Key = tuple[Any, ...]  # scheme, positions, method, protocol; of a cell also its length
 
 LEVEL = 0.05
@@ -92,12 +92,8 @@ def differences(lines: Sequence[Curve]) -> dict[Key, np.ndarray]:
   out = {}
   for c in lines:
     none = base.get((c.scheme, c.positions, c.protocol))
-    if c.method == 'none' or none is None or none.x_SDL.shape[:2] != c.x_SDL.shape[:2] or none.seeds != c.seeds:
-      continue
-    for i, n in enumerate(c.lengths):
-      if n in none.lengths:
-        with np.errstate(invalid='ignore'):
-          out[*c[:4], n] = c.x_SDL[:, :, i] - none.x_SDL[:, :, none.lengths.index(n)]
+    if c is not none and none is not None:
+      out |= {(*c[:4], n): x_SD for n in c.lengths if (x_SD := paired(c, none, n)) is not None}
   return out
 
 
@@ -125,6 +121,20 @@ def between(lines: Sequence[Curve]) -> dict[Key, Cell]:
   return out
 
 
+def paired(c: Curve, reference: Curve, length: float) -> np.ndarray | None:
+  """x[S, D] of `c` less that of `reference`, by seed and document; None where the reference lacks a seed or the length.
+
+  Both are of one scheme: seeds of two have nothing in common but their number.
+  """
+  shared = length in c.lengths and length in reference.lengths and c.x_SDL.shape[1] == reference.x_SDL.shape[1]
+  if not shared or not set(c.seeds) <= set(reference.seeds):
+    return None
+  x_SD = c.x_SDL[:, :, c.lengths.index(length)]
+  y_SD = reference.x_SDL[[reference.seeds.index(seed) for seed in c.seeds], :, reference.lengths.index(length)]
+  with np.errstate(invalid='ignore'):
+    return x_SD - y_SD
+
+
 def rows(points: Sequence[Point]) -> list[Point]:
   """A point for each line and length, as sweeps make them, but its numbers are the line's, over all its seeds.
 
@@ -150,7 +160,9 @@ def rows(points: Sequence[Point]) -> list[Point]:
       cell, several = _cell(band[c[:4]], i), len(c.seeds) > 1
       if several:
         row |= {'seed': None, 'seeds': list(c.seeds), 'diverged': cell.diverged, **_level(cell.mean)}
-      ends = None if math.isnan(cell.low) else (_exp(cell.low), _exp(cell.high))
+        for of_one_seed in ('bits_per_byte', 'nll_documents', 'buckets', 'vs_1x', 'vs_1x_low', 'vs_1x_high'):
+          row.pop(of_one_seed, None)
+      ends = None if math.isnan(cell.low) else (exp(cell.low), exp(cell.high))
       row |= {'ci_low': ends and ends[0], 'ci_high': ends and ends[1]}
       if ends:
         row['interval'] = f'over all lengths at once, {f"{len(c.seeds)} seeds" if several else "this checkpoint"}'
@@ -161,15 +173,8 @@ def rows(points: Sequence[Point]) -> list[Point]:
 
 
 def _level(nll: float) -> Point:
-  ppl = _exp(nll)
+  ppl = exp(nll)
   return {'nll': nll, 'ppl': ppl, 'outcome': 'ok' if math.isfinite(ppl) else 'diverged'}
-
-
-def _exp(x: float) -> float:
-  try:
-    return math.exp(x)
-  except OverflowError:
-    return math.inf
 
 
 class Extents(NamedTuple):
@@ -185,7 +190,7 @@ def extents(points: Sequence[Point]) -> list[Extents]:
     if c.protocol == 'fixed_targets':
       one = c.point['train_length']
       far = stretch(c.x_SDL, c.lengths, one, DELTA) if one in c.lengths else None
-      out.append(Extents(c, far, tuple(reach(c.x_SDL, c.lengths, epsilon) for epsilon in EPSILONS)))
+      out.append(Extents(c, far, tuple(reaches(c.x_SDL, c.lengths, EPSILONS))))
   return out
 
 
@@ -209,12 +214,12 @@ def declared(points: Sequence[Point], comparisons: Sequence[str]) -> list[Declar
   for text in comparisons:
     method, reference, multiple = Comparison.parse(text)
     for (scheme, positions, name), c in lines.items():
-      other, length = lines.get((scheme, positions, reference)), multiple * c.point['train_length']
-      if name != method or other is None or c.seeds != other.seeds or not {length} <= {*c.lengths} & {*other.lengths}:
+      other = lines.get((scheme, positions, reference))
+      if name != method or other is None:
         continue
-      x, y = (line.x_SDL[:, :, line.lengths.index(int(length))] for line in (c, other))
-      with np.errstate(invalid='ignore'):
-        x_SD = x - y
+      x_SD = paired(c, other, multiple * c.point['train_length'])
+      if x_SD is None:
+        continue
       cell = _cell(infer(x_SD[:, :, None], alone=True), 0)
       out.append(Declared(c.scheme, text, cell, detectable(x_SD)))
   return out
@@ -228,7 +233,7 @@ def detectable(x_SD: np.ndarray) -> float:
 
 
 def text(points: Sequence[Point], comparisons: Sequence[str] = ()) -> str:
-  """All of it for a terminal, in nats and tokens, but the table of levels, which `report.table` makes of `rows`."""
+  """All of it for a terminal, in nats and tokens, but the table of levels, which `results.table` makes of `rows`."""
   parts = [_marks(points), _extents(points), _gains(points), _declared(points, comparisons)]
   return '\n\n'.join(part for part in parts if part)
 
@@ -254,9 +259,9 @@ def _marks(points: Sequence[Point]) -> str:
   if marks:
     out.append(f'*: differs from none, p < {LEVEL:g} over all {len(marks)} cells of the table at once')
   missed = [detectable(x[key]) for key, cell in marks.items() if not cell.marked]
-  missed = [d for d in missed if d > 0]  # NaN: diverged; 0: the method changes nothing there
+  missed = [d for d in missed if d > 1e-6]  # NaN: diverged; rounding: the method changes nothing there
   if missed:
-    ends = ' to '.join(f'{d:.2g}' for d in sorted({min(missed), max(missed)}))
+    ends = ' to '.join(dict.fromkeys(f'{d:.2g}' for d in (min(missed), max(missed))))
     out.append(f'unmarked: of true differences of {ends} nats such a run finds four in five, each tested alone')
   return '\n'.join(out)
 
@@ -284,7 +289,9 @@ def _gains(points: Sequence[Point]) -> str:
     return ''
   one, lengths = points[0]['train_length'], sorted({key[-1] for key in found})
   table = [['gain of far text over', '', *(f'{n / one:g}x' for n in lengths)]]
-  for scheme, positions, method, control in dict.fromkeys(key[:-1] for key in found):
+  lines = list(dict.fromkeys(key[:-1] for key in found))
+  order = list(dict.fromkeys(line[:3] for line in lines))
+  for scheme, positions, method, control in sorted(lines, key=lambda line: order.index(line[:3])):
     cells = []
     for n in lengths:
       cell = found.get((scheme, positions, method, control, n))

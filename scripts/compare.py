@@ -19,14 +19,15 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('workdirs', nargs='+', type=pathlib.Path)
   parser.add_argument('--out', type=pathlib.Path, required=True)
   args = parser.parse_args(argv)
-  points = [p for run in side_by_side(args.workdirs) for p in run.points]
+  runs = side_by_side(args.workdirs)
+  points = [p for run in runs for p in run.points]
   args.out.mkdir(parents=True, exist_ok=True)
   rows = summary.rows(points)
   figures.plot(args.out / 'curve.png', rows)
   results.write_csv(args.out / 'curve.csv', points)
   for protocol in dict.fromkeys(p['protocol'] for p in rows):
     print(f'{results.table(rows, protocol)}\n')
-  print(f'{summary.text(points)}\n')
+  print(f'{summary.text(points, list(dict.fromkeys(c for run in runs for c in run.compare)))}\n')
   print(args.out / 'curve.png')
 
 

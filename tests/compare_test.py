@@ -1,12 +1,16 @@
 """Several runs in one figure: only where they have a common axis, and never one drawn over the other."""
 
 import csv
+import json
 import math
 import sys
 
+import numpy as np
 import pytest
 
+from evaluation import points as points_of
 from evaluation import results, runs
+from evaluation.stats import infer
 from scripts import compare
 from spec import SpecError
 from training import cli
@@ -116,6 +120,30 @@ def test_two_runs_of_one_scheme_keep_their_own_lines(make, tmp_path, capsys):
   assert lines[0][0] == lines[1][0] == 'rope' and str(a) in lines[0] and str(b) in lines[1]
   assert lines[2][:2] == ['alibi', 'none']
   assert len(rows(tmp_path / 'out')) == 3 and len({r['scheme'] for r in rows(tmp_path / 'out')}) == 3
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_line(make, tmp_path, capsys):
+  """Over seeds and documents; what they were trained with is read from their configs."""
+  rng, text_D = np.random.default_rng(0), np.arange(12) / 10
+  runs = []
+  for seed in range(3):
+    x_D = 2.0 + seed / 8 + text_D + 0.01 * rng.standard_normal(12)
+    runs.append(make(f's{seed}', point(seed=seed, nll=float(x_D.mean()), nll_documents=x_D.tolist())))
+    config = {'seed': seed, 'steps': 10, 'methods': ['none'] * seed, 'eval': {'compare': ['none - none at 1x']}}
+    (runs[-1] / 'config.json').write_text(json.dumps({'config': config, 'data': {}}))
+  run(*runs, out=tmp_path / 'out')
+  out = capsys.readouterr().out
+  assert out.count('fixed in advance, tested alone: rope, none - none at 1x: +0.0000 nats') == 1
+  lines = [line.split() for line in out.splitlines()]
+  x_SD = np.array([points_of.read_curve(r / 'extrapolation' / 'curve.jsonl')[0]['nll_documents'] for r in runs])
+  cells = infer(x_SD[:, :, None])
+  half = (math.exp(float(cells.high[0])) - math.exp(float(cells.low[0]))) / 2
+  assert lines[1] == ['none', f'{math.exp(x_SD.mean()):.4g}', f'±{half:.2g}']
+  assert len(rows(tmp_path / 'out')) == 3  # the csv has what each run measured
+  (runs[0] / 'config.json').write_text(json.dumps({'config': {'seed': 0, 'steps': 20}, 'data': {}}))
+  run(*runs, out=tmp_path / 'out')
+  lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+  assert [line[:3:2] for line in lines[1:4]] == [['rope', 'none']] * 3
 
 
 def test_runs_share_their_floor(make, tmp_path, capsys):

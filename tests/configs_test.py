@@ -17,6 +17,7 @@ from flax import nnx
 import posenc
 from configs import schema, smoke
 from configs.schema import Config
+from evaluation.plan import Comparison
 from models.lm import LM
 from posenc import rotations
 from spec import SpecError
@@ -64,7 +65,10 @@ def test_the_matched_recipe_is_matched():
   """Base and beta_fast of rope_matched are those of the nano map, rounded; the rest is the quickstart."""
   config = Config.from_dict(recipe('quickstart', 'rope_matched').to_dict())
   plain = Config.from_dict(recipe('quickstart').to_dict())
-  assert dataclasses.replace(config, posenc=plain.posenc, methods=plain.methods) == plain
+  (compare,) = config.eval.compare
+  assert Comparison.parse(compare).method in config.methods
+  rest = dataclasses.replace(config.eval, compare=plain.eval.compare)
+  assert dataclasses.replace(config, posenc=plain.posenc, methods=plain.methods, eval=rest) == plain
   (scheme,) = [config.build_scheme(text) for text in config.posenc]
   large = rotations.REFERENCES[0]
   base = rotations.matched_base(config.train_len, large)
@@ -219,6 +223,12 @@ REFUSED = [
   ('data.bos', 'never', r"data\.bos = 'never': allowed: document, none, window"),
   ('model.dtype', 'float16', r"model\.dtype = 'float16': allowed: float32, bfloat16"),
   ('eval.protocols', 'fixed', r"eval\.protocols = 'fixed': allowed: .*fixed_targets"),
+  ('eval.controls', 'shuffle', r"eval\.controls = 'shuffle': did you mean 'shuffled'\?"),
+  ('eval.controls', 'foreign(spans=-1)', r'eval\.controls foreign: spans = -1: a whole number of at least 0'),
+  ('eval.controls', ('foreign', 'foreign'), r"eval\.controls = \('foreign', 'foreign'\): each once"),
+  ('eval.compare', 'yarn', r"eval\.compare = 'yarn': a comparison such as 'yarn - none at 4x' is allowed"),
+  ('eval.compare', 'yarn - none at 4', r"eval\.compare = 'yarn - none at 4': a comparison such as"),
+  ('eval.compare', 'yarn - non at 4x', r"eval\.compare = 'yarn - non at 4x': method = 'non': did you mean 'none'"),
   ('stepz', 3, r"config: field = 'stepz': did you mean 'steps'\? allowed: "),
   ('model.layer', 3, r"config\.model: field = 'layer': did you mean 'layers'\? allowed: "),
   # Shapes.

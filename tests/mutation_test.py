@@ -546,6 +546,27 @@ MUTANTS = [
   Mutant('gradient_of_the_state_dropped', "FoX's gates, on the side of the keys", 'models/attention.py',
          'add_tile(dk.state, dk_s.state, 1)', 'dk.state',
          ('attention::test_equals_dense_in_values_and_gradients[state-gqa-tiled]', 'golden::test_fox_attention')),
+  # What a sceptic would ask of a curve.
+  Mutant('control_touches_the_near_text', 'a window of train_len is taken for the text before the first target',
+         'evaluation/plan.py', '-(-(train_len + self.targets) // stride) * stride', '-(-train_len // stride) * stride',
+         ('controls::test_only_what_is_farther_than_train_len_is_replaced',
+          'controls::test_a_model_of_at_most_train_len_tokens_gains_nothing')),
+  Mutant('shuffle_that_keeps_the_order', 'the far text as it was: no gain for anyone', 'evaluation/controls.py',
+         'return np.concatenate([document.tokens[blocks[i]] for i in order])', 'return document.tokens[far]',
+         ('controls::test_shuffled_keeps_the_words_and_their_neighbours',)),
+  Mutant('foreign_is_the_same_document', 'no gain for anyone', 'evaluation/controls.py',
+         '% (others + 1)', '% (others + 1) * 0 + window.document',
+         ('controls::test_foreign_is_one_other_document_from_the_same_place',)),
+  Mutant('replaced_text_under_the_name_of_the_true', 'a store answers with the row of another window',
+         'evaluation/plan.py', 'if window.far:  # named', 'if False:  # named',
+         ('controls::test_a_window_is_named_by_what_is_in_it',)),
+  Mutant('marks_one_cell_at_a_time', '3 to 5 false stars in an empty table', 'evaluation/summary.py',
+         'confidence=1 - LEVEL * share)', 'alone=True)', ('summary::test_marks_are_over_the_whole_table',)),
+  Mutant('two_families_have_all_of_the_error_each', 'a table of two schemes is wrong twice as often',
+         'evaluation/summary.py', 'share = len(keys) / len(x)', 'share = 1',
+         ('summary::test_schemes_with_as_many_seeds_are_drawn_together_and_others_share_the_error',)),
+  Mutant('comparison_in_the_other_direction', 'reference less method', 'evaluation/summary.py',
+         'return x_SD - y_SD', 'return y_SD - x_SD', ('summary::test_a_comparison_fixed_in_advance_is_tested_alone',)),
 ]  # fmt: skip
 
 

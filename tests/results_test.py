@@ -140,7 +140,7 @@ def test_points_of_another_checkpoint_or_target_set_stay_but_are_not_drawn(tmp_p
   for p in (*curve(), *points):
     assert p in everything
   assert len((tmp_path / 'curve.csv').read_text().splitlines()) == 1 + 12
-  assert set(runs(tmp_path)) == {'rope none'}  # the other checkpoint's yarn is no curve of this one
+  assert set(runs(tmp_path)) == {'rope none seed 0'}  # the other checkpoint's yarn is no curve of this one
 
 
 @pytest.mark.parametrize('field', points_of.KEY)
@@ -269,11 +269,11 @@ def test_the_table_ends_with_the_floor_of_its_protocol():
 @pytest.fixture
 def drawn(tmp_path, monkeypatch):
   """Draws points and returns the figure; the file is a PNG of some size."""
-  figures = []
+  saved = []
   save = matplotlib.figure.Figure.savefig
 
   def keep(figure, *args, **kwargs):
-    figures.append(figure)
+    saved.append(figure)
     save(figure, *args, **kwargs)
 
   monkeypatch.setattr(matplotlib.figure.Figure, 'savefig', keep)
@@ -282,7 +282,7 @@ def drawn(tmp_path, monkeypatch):
     figures.plot(tmp_path / 'curve.png', points)
     data = (tmp_path / 'curve.png').read_bytes()
     assert data.startswith(b'\x89PNG') and len(data) > 5000
-    return figures[-1]
+    return saved[-1]
 
   return draw
 
@@ -436,12 +436,14 @@ def test_a_run_per_method_with_the_length_as_its_step(tmp_path):
   points = [*curve(), *curve(protocol='non_overlapping', lengths=(16, 128))]
   results.write(tmp_path, points[::-1])
   found = runs(tmp_path)
-  assert set(found) == {'rope none', 'rope yarn'}
-  assert set(found['rope none']) == {
-    f'{protocol}/{tag}' for protocol in ('fixed_targets', 'non_overlapping') for tag in ('ppl', 'nll', 'bits_per_byte')
+  assert set(found) == {'rope none seed 0', 'rope yarn seed 0'}
+  assert set(found['rope none seed 0']) == {
+    f'{protocol}/{tag}'
+    for protocol in ('fixed_targets', 'non_overlapping')
+    for tag in ('ppl', 'nll', 'bits_per_byte', 'ppl_low', 'ppl_high')
   }
   for i, method in enumerate(('none', 'yarn')):
-    tags = found[f'rope {method}']
+    tags = found[f'rope {method} seed 0']
     assert tags['fixed_targets/nll'] == [(n, pytest.approx(2 + i + n / 128)) for n in LENGTHS]  # rising, each once
     assert tags['non_overlapping/nll'] == [(n, pytest.approx(2 + i + n / 128)) for n in (16, 128)]
     assert tags['fixed_targets/ppl'][0] == (8, pytest.approx(math.exp(2 + i + 8 / 128)))
@@ -453,27 +455,27 @@ def test_a_second_sweep_shows_each_length_once(tmp_path):
   results.write(tmp_path, curve(('none', 'yarn'), (16, 128)))
   results.write(tmp_path, [*curve(('none',), (8, 32)), point('none', 128, 5.0)])
   found = runs(tmp_path)
-  assert [s for s, _ in found['rope none']['fixed_targets/nll']] == [8, 16, 32, 128]
-  assert found['rope none']['fixed_targets/nll'][-1] == (128, 5.0)
-  assert [s for s, _ in found['rope yarn']['fixed_targets/nll']] == [16, 128]
-  assert len(list((tmp_path / 'tensorboard' / 'rope none').iterdir())) == 1
+  assert [s for s, _ in found['rope none seed 0']['fixed_targets/nll']] == [8, 16, 32, 128]
+  assert found['rope none seed 0']['fixed_targets/nll'][-1] == (128, 5.0)
+  assert [s for s, _ in found['rope yarn seed 0']['fixed_targets/nll']] == [16, 128]
+  assert len(list((tmp_path / 'tensorboard' / 'rope none seed 0').iterdir())) == 1
 
 
 def test_events_hold_infinities_and_skip_the_unsupported(tmp_path):
   """G07: what diverged is stored as such, not as 0 and not left out."""
   results.write(tmp_path, [*NON_FINITE, unsupported('ntk', 16), point('pi', 16, 690.0)])
   found = runs(tmp_path)
-  assert set(found) == {'rope none', 'rope pi'}
-  ppl = [(s, v) for s, v in found['rope none']['fixed_targets/ppl']]
+  assert set(found) == {'rope none seed 0', 'rope pi seed 0'}
+  ppl = [(s, v) for s, v in found['rope none seed 0']['fixed_targets/ppl']]
   assert [s for s, _ in ppl] == [16, 32, 128]
   assert ppl[0][1] == math.inf and math.isnan(ppl[1][1]) and ppl[2][1] == math.inf
-  assert found['rope none']['fixed_targets/nll'][0] == (16, 800.0)
-  assert found['rope pi']['fixed_targets/ppl'] == [(16, math.inf)]  # event files are float32
+  assert found['rope none seed 0']['fixed_targets/nll'][0] == (16, 800.0)
+  assert found['rope pi seed 0']['fixed_targets/ppl'] == [(16, math.inf)]  # event files are float32
 
 
 def test_a_method_with_a_slash_is_one_folder(tmp_path):
   results.write(tmp_path, [point("longrope(path='a/b.json')")])
-  assert [p.name for p in (tmp_path / 'tensorboard').iterdir()] == ["rope longrope(path='a_b.json')"]
+  assert [p.name for p in (tmp_path / 'tensorboard').iterdir()] == ["rope longrope(path='a_b.json') seed 0"]
 
 
 # Disks.
