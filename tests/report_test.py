@@ -1,0 +1,137 @@
+"""The report: every number on its page is the statistics' own, and nothing that a file says becomes markup."""
+
+import csv
+import html.parser
+import json
+import math
+
+import numpy as np
+import pytest
+
+import evaluation
+from evaluation import report, results, sections, summary
+from evaluation.runs import side_by_side
+from spec import SpecError
+
+HOSTILE = '<script src="http://x.y/z">alert(1)</script>&"\'$\\frac$'
+
+
+def point(scheme, method, length, x_D, **changes):
+  nll = float(np.mean(x_D))
+  return {
+    'scheme': scheme, 'positions': 'sequential', 'method': method, 'follows_length': False, 'train_length': 16,
+    'length': length, 'protocol': 'fixed_targets', 'outcome': 'ok', 'reason': None, 'T': 8, 'targets_hash': 'abc',
+    'positions_hash': 'def', 'posenc': [scheme], 'checkpoint_step': 100, 'seed': 0, 'params': 200, 'tokens_seen': 500,
+    'nll': nll, 'ppl': math.exp(nll), 'bits_per_byte': nll, 'ci_low': None, 'ci_high': None, 'windows': 12,
+    'tokens': 96, 'documents': len(x_D), 'nll_documents': list(map(float, x_D)), 'corpus': 'sotu', **changes,
+  }  # fmt: skip
+
+
+@pytest.fixture
+def make(tmp_path):
+  """A run as train.py and a sweep leave it, its corpus apart."""
+
+  def make(name, scheme='rope', seed=0, methods=('none', 'yarn'), **changes):
+    rng, text_D = np.random.default_rng(seed + len(scheme)), np.arange(12) / 10
+    points = []
+    for i, method in enumerate(methods):
+      for n in (16, 32, 64):
+        x_D = 2 + text_D + i * n / 128 + seed / 50 + 0.05 * rng.standard_normal(12)
+        points.append(point(scheme, method, n, x_D, seed=seed, **changes))
+        null = {'null': 3.0 - 0.002 * n, 'protocol': 'non_overlapping', 'buckets': [[0, 1, 3.0, 9], [1, n, 2.0, 9]]}
+        points.append({**points[-1], **null})
+        if n > 16:
+          gain = {'protocol': 'truncated', 'gain': 0.1, 'gain_documents': list(map(float, x_D - 2 - text_D))}
+          points.append({**points[-2], **gain})
+    folder = tmp_path / name
+    results.write(folder / 'extrapolation', points)
+    config = {'posenc': [scheme], 'seed': seed, 'eval': {'compare': ['yarn - none at 4x']}}
+    (folder / 'config.json').write_text(json.dumps({'config': config, 'data': {}, 'git_commit': 'fee1dead'}))
+    return folder
+
+  return make
+
+
+class Page(html.parser.HTMLParser):
+  """Titles of cells, tags, attributes, text."""
+
+  def __init__(self, text):
+    super().__init__()
+    self.titles, self.tags, self.attributes, self.text = [], [], [], ''
+    self.feed(text)
+
+  def handle_starttag(self, tag, attrs):
+    self.tags.append(tag)
+    self.attributes += attrs
+    if tag == 'td':
+      self.titles += [value for name, value in attrs if name == 'title']
+
+  def handle_data(self, data):
+    self.text += data
+
+
+def test_the_page_has_the_numbers_of_the_statistics(make, tmp_path):
+  folders = [make('a0'), make('a1', seed=1), make('a2', seed=2), make('b', 'alibi', methods=('none',))]
+  assert report.main([*map(str, folders), f'--out={tmp_path / "out"}']) == 0
+  text = (tmp_path / 'out' / 'report.html').read_text()
+  found = Page(text)
+  points = [p for run in side_by_side(folders) for p in run.points]
+  rows = summary.rows(points)
+  said = [f'{r["ppl"]!r}, 95 % {r["ci_low"]!r} to {r["ci_high"]!r}' for r in rows if r.get('seeds')]
+  marks = [r for r in rows if 'marked' in r]
+  said += [f'{r["vs_none"]!r}, 95 % {r["vs_none_low"]!r} to {r["vs_none_high"]!r}, p = {r["p"]!r}' for r in marks]
+  cells = [*summary.gains(points).values(), *(d.cell for d in summary.declared(points, ['yarn - none at 4x']))]
+  lines = [c for c in summary.curves(points) if c.protocol == 'fixed_targets' and 'gain_documents' not in c.point]
+  cells += summary.between(lines).values()
+  said += [f'{c.mean!r}, 95 % {c.low!r} to {c.high!r}' for c in cells]
+  said += [f'{e.value!r}, 95 % {e.low!r} to {e.high!r}' for x in summary.extents(points) for e in (x.stretch, *x.reach)]
+  assert len(marks) == 6 and len(cells) == 6 + 1 + 3
+  for one in said:
+    assert any(title.startswith(one) for title in found.titles), one
+  with (tmp_path / 'out' / 'report.csv').open(newline='') as file:
+    table = list(csv.DictReader(file))
+  assert {float(r['value']) for r in table if r['table'] == 'less none'} == {r['vs_none'] for r in marks}
+  assert {float(r['value']) for r in table if r['table'] == 'perplexity'} == {r['ppl'] for r in rows}
+  assert '"gains" 9.2 %' in found.text  # 1 - exp(-0.002 * 48)
+  assert 'Press et al. 2021' in found.text and 'YaRN' in found.text and 'fee1dead' in found.text
+  assert (tmp_path / 'out' / 'report.pdf').read_bytes().startswith(b'%PDF')
+  assert report.main([*map(str, folders), f'--out={tmp_path / "again"}']) == 0
+  assert (tmp_path / 'again' / 'report.html').read_text() == text
+
+
+def test_nothing_from_elsewhere_and_no_strangers_markup(make, tmp_path):
+  folder = make('a', HOSTILE, corpus=HOSTILE, reason=None)
+  (folder / 'config.json').write_text(json.dumps({'config': {HOSTILE: HOSTILE}, 'git_commit': HOSTILE}))
+  text = sections.html(report.Report(side_by_side([folder])))
+  found = Page(text)
+  assert HOSTILE in found.text and 'http' not in text.replace('http://x.y/', '')
+  assert not {'script', 'link', 'img', 'iframe', 'object'} & set(found.tags)
+  assert not [a for a in found.attributes if a[0] == 'src' or a[0].startswith('on')]
+  assert all(value.startswith('#') for name, value in found.attributes if name.endswith('href'))
+
+
+def test_what_is_missing_is_said_and_not_invented(make):
+  folder = make('a', methods=('none',))
+  points = [p for p in side_by_side([folder])[0].points if p['protocol'] == 'fixed_targets']
+  for file in folder.rglob('*.json*'):
+    file.unlink()
+  results.write(folder / 'extrapolation', [{k: v for k, v in p.items() if k != 'params'} for p in points])
+  text = Page(sections.html(report.Report(side_by_side([folder])))).text
+  for part in ('no config.json', 'no control was swept', '--protocol=position_wise', 'not told', 'no method but none'):
+    assert part in text, part
+  assert 'gains"' not in text
+
+
+def test_load_is_a_tidy_table(make, tmp_path):
+  make('a'), make('b', seed=1)
+  (tmp_path / 'no_run').mkdir()
+  table = evaluation.load([str(tmp_path / '*')])
+  key = ['run', 'scheme', 'seed', 'method', 'protocol', 'length']
+  assert list(table.columns[:6]) == key and len(table) == 2 * 2 * (3 + 3 + 2)
+  assert not table.duplicated(key).any() and 'nll_documents' not in table
+  run = side_by_side([tmp_path / 'b'])[0]
+  mine = table[(table.run == str(tmp_path / 'b')) & (table.method == 'yarn') & (table.protocol == 'fixed_targets')]
+  want = [p for p in run.points if (p['method'], p['protocol']) == ('yarn', 'fixed_targets')]
+  assert dict(zip(mine.length, mine.nll)) == {p['length']: p['nll'] for p in want}
+  with pytest.raises(SpecError):
+    evaluation.load(str(tmp_path / 'gone*'))
