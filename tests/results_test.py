@@ -504,3 +504,20 @@ def test_a_read_only_directory_is_an_error_with_its_name(tmp_path):
   with pytest.raises(PermissionError) as caught:
     results.check_writable(tmp_path / 'extrapolation')
   assert caught.value.filename is not None
+
+
+def test_a_run_has_its_hyperparameters_once_and_none_the_figure_and_the_table(tmp_path):
+  report_of = [*curve(), point('none', 128, gain=0.5, protocol='shuffled(block=8)', gain_documents=[0.5])]
+  results.write(tmp_path, report_of)
+  results.write(tmp_path, report_of)
+  for method in ('none', 'yarn'):
+    (folder,) = (tmp_path / 'tensorboard').glob(f'rope {method} *')
+    events = EventAccumulator(str(folder)).Reload()
+    tensors = set(events.Tags()['tensors'])
+    assert 'custom_scalars__config__' in tensors
+    assert len([tag for tag in events.summary_metadata if tag.startswith('_hparams_')]) == 3
+    assert ('table/fixed_targets/text_summary' in tensors) == (method == 'none')
+    assert bool(events.Tags()['images']) == (method == 'none')
+    layout = events.Tensors('custom_scalars__config__')[0].tensor_proto.string_val[0]
+    for tag in events.Tags()['scalars']:  # what the layout names is there
+      assert tag.endswith('nll') or tag.encode() in layout.replace(b'\\', b''), tag
