@@ -68,7 +68,7 @@ def run_sweep(setting: dict, apart: bool) -> None:
   start_jax()
   train_len, longest, cfg = setting['train_len'], max(setting['multiples']), ModelConfig(**setting['model'])
   config = EvalConfig(
-    multiples=tuple(setting['multiples']), spans=setting['spans'], batch_tokens=setting['batch_tokens']
+    multiples=tuple(setting['multiples']), controls=(), spans=setting['spans'], batch_tokens=setting['batch_tokens']
   )
   rng, size = np.random.default_rng(0), config.min_test_tokens(train_len, longest)
   tokens = rng.integers(0, 256, (setting['documents'], size), dtype=np.int32)

@@ -136,6 +136,7 @@ def test_and_so_it_is_through_the_real_driver(scheme, smoke, tmp_path):
   saved.close()
   provenance.claim(tmp_path, config, smoke)
   asked = {'method': ['none'], 'multiples': ['0.5', '1', '2', '8'], 'protocol': ['fixed_targets']}
+  asked['control'] = ['truncated', 'shuffled', 'foreign(spans=1)']
   flags.FLAGS.mark_as_parsed()
   with flagsaver.flagsaver(workdir=str(tmp_path), **asked):
     assert eval_extrapolation.main() == 0
@@ -143,7 +144,7 @@ def test_and_so_it_is_through_the_real_driver(scheme, smoke, tmp_path):
   nll = {p['length']: np.array(p['nll_documents']) for p in curve if p['protocol'] == 'fixed_targets'}
   gains = {(p['protocol'], p['length']): p['gain_documents'] for p in curve if 'gain' in p}
   # Of the 2x window only 24 tokens are far, less than a block.
-  assert set(gains) == {*((c, n) for c in ('truncated', 'foreign') for n in (64, 256)), ('shuffled', 256)}
+  assert set(gains) == {*((c, n) for c in ('truncated', 'foreign(spans=1)') for n in (64, 256)), ('shuffled', 256)}
   assert np.abs(list(gains.values())).max() < 1e-5
   assert set(nll) == {16, 32, 64, 256} and len(np.unique(nll[32])) == 12
   for length in (64, 256):
