@@ -18,7 +18,7 @@ from absl import flags
 
 import posenc
 from configs.schema import Config
-from evaluation import report, summary
+from evaluation import results, summary
 from evaluation.plan import Plan
 from evaluation.score import Scorer
 from evaluation.store import Key, Store, checkpoint_hash, remembered
@@ -69,7 +69,7 @@ def main() -> int:
   if step is None:
     raise SpecError(f'workdir = {str(workdir)!r}: holds no checkpoint yet')
   mesh = make_mesh(0, config.mesh)  # batches are cut to fit it
-  hosts.on_first(mesh, lambda: report.check_writable(workdir / 'extrapolation'))
+  hosts.on_first(mesh, lambda: results.check_writable(workdir / 'extrapolation'))
 
   # ---- data, model
   data = config.load_data()
@@ -173,18 +173,18 @@ def main() -> int:
     )
     for part in parts:  # written as it comes: a killed sweep keeps the lengths that it has measured
       if hosts.first():
-        points, differed = report.write(directory, part, keep=kept is None, redraw=False)
+        points, differed = results.write(directory, part, keep=kept is None, redraw=False)
         kept = kept or differed
   checkpoints.close()
   if not hosts.first():
     return 0
   if curve.read_bytes() != before or not (directory / 'curve.png').exists():
-    report.draw(directory, points)
+    results.draw(directory, points)
 
   # ---- what it found
   rows = summary.rows(points)
   for protocol in config.eval.protocols:
-    print(f'\n{report.table(rows, protocol)}')
+    print(f'\n{results.table(rows, protocol)}')
   print(f'\n{summary.text(points, config.eval.compare)}')
   refused: dict[tuple[str, str], str] = {}
   for point in points:

@@ -97,6 +97,30 @@ def differences(lines: Sequence[Curve]) -> dict[Key, np.ndarray]:
   return out
 
 
+def between(lines: Sequence[Curve]) -> dict[Key, Cell]:
+  """(scheme, positions, method, protocol, length) -> a line of another scheme less 'none' of the first one, nats.
+
+  Of one protocol. Schemes share documents and no seed: they pair by document. All of them are one family.
+  """
+  first = next((c for c in lines if c.method == 'none'), None)
+  if first is None:
+    return {}
+  pairs: dict[Key, tuple[np.ndarray, np.ndarray]] = {}
+  for c in lines:
+    for i, n in enumerate(c.lengths):
+      if c[:2] != first[:2] and n in first.lengths and c.x_SDL.shape[1] == first.x_SDL.shape[1]:
+        pairs[*c[:4], n] = c.x_SDL[:, :, i], first.x_SDL[:, :, first.lengths.index(n)]
+  out = {}
+  for shape in dict.fromkeys(x.shape for x, _ in pairs.values()):  # as in `family`
+    keys = [key for key, (x, _) in pairs.items() if x.shape == shape]
+    share = len(keys) / len(pairs)
+    x, y = (np.stack([pairs[key][i] for key in keys], -1) for i in (0, 1))
+    cells = infer(x, y, confidence=1 - LEVEL * share)
+    for i, key in enumerate(keys):
+      out[key] = _cell(cells, i)._replace(p=float(np.minimum(cells.p[i] / share, 1)))
+  return out
+
+
 def paired(c: Curve, reference: Curve, length: float) -> np.ndarray | None:
   """x[S, D] of `c` less that of `reference`, by seed and document; None where the reference lacks a seed or the length.
 
@@ -209,7 +233,7 @@ def detectable(x_SD: np.ndarray) -> float:
 
 
 def text(points: Sequence[Point], comparisons: Sequence[str] = ()) -> str:
-  """All of it for a terminal, in nats and tokens, but the table of levels, which `report.table` makes of `rows`."""
+  """All of it for a terminal, in nats and tokens, but the table of levels, which `results.table` makes of `rows`."""
   parts = [_marks(points), _extents(points), _gains(points), _declared(points, comparisons)]
   return '\n\n'.join(part for part in parts if part)
 

@@ -6,7 +6,7 @@ python -m scripts.quickstart_claims runs/quickstart
 import argparse
 import pathlib
 
-from scripts.compare import latest_points
+from evaluation.runs import read
 from spec import SpecError
 from training import cli
 
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
   parser.add_argument('out', type=pathlib.Path)
   out = parser.parse_args(argv).out
   print('Predicted in configs/quickstart.py (one seed: a statement about these two checkpoints):')
-  for claim, holds, numbers in claims(latest_points(out / 'rope'), latest_points(out / 'alibi')):
+  for claim, holds, numbers in claims(read(out / 'rope').points, read(out / 'alibi').points):
     print(f'  {"holds" if holds else "FAILS"}  {claim}: {numbers}')
 
 

@@ -8,7 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from evaluation import report
+from evaluation import points as points_of
+from evaluation import results, runs
 from evaluation.stats import infer
 from scripts import compare
 from spec import SpecError
@@ -41,7 +42,7 @@ def point(scheme='rope', method='none', length=16, nll=2.0, **changes):
 @pytest.fixture
 def make(tmp_path):
   def make(name, *points):
-    report.write(tmp_path / name / 'extrapolation', points)
+    results.write(tmp_path / name / 'extrapolation', points)
     return tmp_path / name
 
   return make
@@ -105,7 +106,7 @@ def test_other_targets_within_one_curve_are_refused(make, tmp_path):
 def test_the_newest_checkpoint_is_compared(make, tmp_path):
   a = make('a', point(nll=9.0), point(length=32, targets_hash='old'))
   make('a', point(nll=2.0, checkpoint_step=1000))
-  assert [p['nll'] for p in compare.latest_points(a)] == [2.0]
+  assert [p['nll'] for p in runs.read(a).points] == [2.0]
   run(a, make('b', point('alibi', checkpoint_step=50)), out=tmp_path / 'out')
   assert [(r['scheme'], r['nll']) for r in rows(tmp_path / 'out')] == [('rope', '2.0'), ('alibi', '2.0')]
 
@@ -134,7 +135,7 @@ def test_runs_that_differ_in_their_seed_alone_are_one_line(make, tmp_path, capsy
   out = capsys.readouterr().out
   assert out.count('fixed in advance, tested alone: rope, none - none at 1x: +0.0000 nats') == 1
   lines = [line.split() for line in out.splitlines()]
-  x_SD = np.array([report.read_curve(r / 'extrapolation' / 'curve.jsonl')[0]['nll_documents'] for r in runs])
+  x_SD = np.array([points_of.read_curve(r / 'extrapolation' / 'curve.jsonl')[0]['nll_documents'] for r in runs])
   cells = infer(x_SD[:, :, None])
   half = (math.exp(float(cells.high[0])) - math.exp(float(cells.low[0]))) / 2
   assert lines[1] == ['none', f'{math.exp(x_SD.mean()):.4g}', f'±{half:.2g}']

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import posenc
 from configs.schema import Config
 from evaluation.plan import Plan
-from evaluation.report import read_curve
+from evaluation.points import read_curve
 from models.lm import abstract
 from training import provenance
 from training.checkpoints import Checkpoints, as_abstract

@@ -14,7 +14,7 @@ from configs.smoke import get_config
 from evaluation import certify, nulls
 from evaluation.nulls import broken, copy, evaluate, fake_gain, judge, residual, smooth, step, synthetic_plan, uniform
 from evaluation.plan import EvalConfig
-from evaluation.report import read_curve
+from evaluation.points import read_curve
 from training import provenance
 from training.checkpoints import Checkpoints
 

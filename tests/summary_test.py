@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from evaluation import coverage, nulls, report, summary
+from evaluation import coverage, nulls, results, summary
 from evaluation.plan import Comparison
 from evaluation.stats import components, infer, min_detectable, reach, stretch
 from spec import SpecError
@@ -80,7 +80,7 @@ def test_marks_are_over_the_whole_table(seeds):
     assert (row['vs_none'], row['vs_none_low'], row['p']) == pytest.approx((want.mean[i], want.low[i], want.p[i]))
     assert row['marked'] == (want.p[i] < 0.05) == (not want.low[i] <= 0 <= want.high[i])
   assert 'marked' not in at(rows, 'none', 64)
-  text = report.table(rows)
+  text = results.table(rows)
   assert text.count('*') == sum(want.p < 0.05)
 
 
@@ -131,7 +131,7 @@ def test_a_diverged_seed_leaves_the_mean_and_is_counted():
   row = at(rows, 'pi', 256)
   assert row['diverged'] == 1 and row['outcome'] == 'ok'
   assert row['nll'] == pytest.approx(x_of(points, 'pi', 256, 3)[[0, 2]].mean())
-  assert '(1 diverged)' in report.table(rows)
+  assert '(1 diverged)' in results.table(rows)
   alone = summary.rows([p for p in points if p['seed'] == 1])
   assert at(alone, 'pi', 256)['outcome'] == 'diverged' and at(alone, 'pi', 256)['ci_low'] is None
 

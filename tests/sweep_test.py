@@ -12,7 +12,8 @@ from flax import nnx
 
 import posenc
 from data import TokenDocument
-from evaluation import report
+from evaluation import points as points_of
+from evaluation import results
 from evaluation.plan import EvalConfig, Plan
 from evaluation.score import Scorer
 from evaluation.stats import t_interval
@@ -468,9 +469,9 @@ def test_what_does_not_fit_is_an_outcome_and_the_sweep_goes_on(tmp_path):
   assert all(('nll' in p) == (p['outcome'] == 'ok') for p in points)
   assert 'vs_none' in at(points, 'pi', 16) and 'vs_none' not in at(points, 'pi', 32)
   assert {c[0] for c in fake.calls} == {12, 16, 32} and bar.n == make_survey(('none', 'pi'), LENGTHS, plan=plan).tokens
-  report.write(tmp_path, points)
-  assert report.table(points).count('out of memory') == 3
-  assert report.read_curve(tmp_path / 'curve.jsonl') == report.merge([], points)
+  results.write(tmp_path, points)
+  assert results.table(points).count('out of memory') == 3
+  assert points_of.read_curve(tmp_path / 'curve.jsonl') == points_of.merge([], points)
 
 
 def test_800_nats_end_no_sweep():
@@ -665,11 +666,11 @@ def test_every_number_says_what_it_is_of():
   null = {(p, n): at(points, 'none', n, p)['null'] for p in ('fixed_targets', 'non_overlapping') for n in (16, 128)}
   fixed, side_by_side = (null[p, 16] - null[p, 128] for p in ('fixed_targets', 'non_overlapping'))
   assert 0 < fixed < side_by_side
-  assert report.fake_gain([p for p in points if p['protocol'] == 'fixed_targets']) is None
-  gain = report.fake_gain([p for p in points if p['protocol'] == 'non_overlapping'])
+  assert points_of.fake_gain([p for p in points if p['protocol'] == 'fixed_targets']) is None
+  gain = points_of.fake_gain([p for p in points if p['protocol'] == 'non_overlapping'])
   assert gain == pytest.approx(1 - math.exp(null['non_overlapping', 128] - null['non_overlapping', 16]))
-  assert f'falls by {100 * gain:.0f} % here' in report.table(points, 'non_overlapping')
-  assert 'falls by' not in report.table(points)
+  assert f'falls by {100 * gain:.0f} % here' in results.table(points, 'non_overlapping')
+  assert 'falls by' not in results.table(points)
 
 
 def test_a_protocol_without_windows_at_a_length_is_unsupported(tmp_path):
@@ -681,8 +682,8 @@ def test_a_protocol_without_windows_at_a_length_is_unsupported(tmp_path):
     assert got[0]['reason'] == 'fairseq: context_window = 20 leaves none of 12 tokens to score'
     assert at(points, method, 12)['outcome'] == 'ok'
   assert points[0].keys() >= {'T', 'context_min', 'context_max'} and got[0]['T'] is None
-  report.write(tmp_path, points)
-  assert report.table(points, 'fairseq(context_window=20)').count('unsupported') == 4
+  results.write(tmp_path, points)
+  assert results.table(points, 'fairseq(context_window=20)').count('unsupported') == 4
 
 
 def test_the_longlora_interval_is_about_its_number():

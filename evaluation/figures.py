@@ -1,0 +1,261 @@
+"""Figures of points: curves, the stretch-reach plane, NLL by position in the window."""
+
+import contextlib
+import io
+import math
+import pathlib
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evaluation.points import FLOOR, fake_gain, floors, line_name, trained
+from evaluation.stats import Extent
+from evaluation.sweep import Point, exp
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
+
+MARKERS = 'osDv*'
+
+Looks = Mapping[str, tuple[str, str]]
+
+
+def looks(points: Sequence[Point]) -> Looks:
+  """Line -> colour, marker: the same in every figure. Only what is drawn takes a colour, and after ten of them the
+  marks change: no two lines look alike."""
+  several = len({trained(p) for p in points}) > 1
+  drawn = dict.fromkeys(line_name(p, several) for p in points if 'ppl' in p)
+  return {label: (f'C{i % 10}', MARKERS[i // 10 % len(MARKERS)]) for i, label in enumerate(drawn)}
+
+
+def plot(path: pathlib.Path, points: Sequence[Point]) -> None:
+  """`curves` as a picture."""
+  curves(points, looks(points)).savefig(path, dpi=150)
+
+
+def svg(figure: 'Figure') -> str:
+  """An <svg> element to stand in a page: text is text, and no address of a namespace or a maker is in it."""
+  file = io.StringIO()
+  with _style():
+    figure.savefig(file, format='svg', metadata=dict.fromkeys(('Creator', 'Date', 'Format', 'Type')))
+  head, body = file.getvalue().split('<svg ', 1)[1].split('>', 1)
+  head = re.sub(r'xmlns(:\w+)?="[^"]*" ?', '', head)
+  return f'<svg {head}>{body}'
+
+
+def _style() -> contextlib.AbstractContextManager:
+  """Names of lines are no formulas, and what is drawn twice has the same bytes."""
+  import matplotlib
+
+  return matplotlib.rc_context({'text.parse_math': False, 'svg.fonttype': 'none', 'svg.hashsalt': 'longcurve'})
+
+
+def _figure(width: float, height: float) -> 'Figure':
+  import matplotlib.figure  # no pyplot: it would look for a display
+
+  return matplotlib.figure.Figure(figsize=(width, height), layout='constrained')
+
+
+def curves(points: Sequence[Point], looks: Looks) -> 'Figure':
+  """Perplexity against length, log2 both ways, a panel per protocol, a band per line; of `summary.rows`.
+
+  Dashed lines are oracles: their method is told how long the input is. Failures reach 10**3, so y ends at 15 times the
+  lowest value; points above sit on the edge as triangles. A thin grey line is the corpus's entropy, where it is known.
+  """
+  protocols = list(dict.fromkeys(p['protocol'] for p in points))
+  several = len({trained(p) for p in points}) > 1
+  train_len = points[0]['train_length']
+  bottom, ceiling = _range(points)
+  labels = list(dict.fromkeys(line_name(p, several) for p in points))
+  with _style():
+    figure = _figure(5.2 * len(protocols) + 2.2, 4.4)
+    axes = figure.subplots(1, len(protocols), squeeze=False, sharey=True)[0]
+    for ax, protocol in zip(axes, protocols):
+      for label in labels:
+        line = [p for p in points if p['protocol'] == protocol and line_name(p, several) == label]
+        _line(ax, sorted(line, key=lambda p: p['length']), label, looks.get(label, ('C0', 'o')), ceiling)
+      floor = floors([p for p in points if p['protocol'] == protocol])
+      if floor:
+        ax.plot(list(floor), [exp(nats) for nats in floor.values()], color='0.5', lw=0.8, zorder=1, label=FLOOR)
+      _lengths(ax, sorted({p['length'] for p in points}), train_len)
+      ax.set_yscale('log', base=2)
+      ticks = [t * 10.0**e for e in range(-1, 4) for t in (1, 1.5, 2, 3, 4, 5, 7) if bottom <= t * 10.0**e <= ceiling]
+      if len(ticks) < 3:  # a flat curve may lie between two round numbers
+        ticks = np.linspace(bottom, ceiling, 4)
+      ax.set_yticks(ticks, [f'{t:.3g}' for t in ticks])
+      ax.minorticks_off()
+      ax.set_ylim(bottom * 0.97, ceiling * 1.04)
+      ax.set_xlabel(f'evaluation length, tokens (context of a target: {_contexts(points, protocol)})')
+      ax.set_title(protocol.replace('_', ' '), fontsize=10, loc='right')
+      fake = fake_gain([p for p in points if p['protocol'] == protocol])
+      if fake is not None:
+        remark = f'a model of at most 1x context falls {100 * fake:.0f} % here'
+        ax.text(0.98, 0.02, remark, fontsize=8, color='0.4', ha='right', transform=ax.transAxes)
+    axes[0].set_ylabel('perplexity per token')
+    rule = '' if several or points[0].get('positions', 'sequential') == 'sequential' else f'{trained(points[0])}\n'
+    title = (
+      f'{rule}checkpoint {_checkpoints(points)}\n95 % band over all lengths of a line,\n'
+      f'{_seeds(points)}\ndashed: told its length (oracle)'
+    )
+    _legend(figure, axes[0], title)
+  return figure
+
+
+def plane(found: Sequence[tuple[str, Extent, Extent]], train_len: int, looks: Looks) -> 'Figure':
+  """How far a line may go against how much of it is of use: (line, stretch, reach), a dot each, log2 both ways.
+
+  Extents are lengths of the sweep, on which many lines coincide: dots are set apart by less than half an octave in all.
+  An arrow: the sweep ends there, so the length is at least that, or at most.
+  """
+  ends = [v for _, *two in found for e in two for v in (e.shortest, e.longest)]
+  low, high = min(ends), max(ends)
+  grid = [low * 2**i for i in range(math.floor(math.log2(high / low)) + 1)]
+  with _style():
+    figure = _figure(7.4, 4.8)
+    ax = figure.subplots()
+    ax.plot([low / 2, high * 2], [low / 2, high * 2], color='0.8', lw=0.8, zorder=0)
+    for i, (label, stretch, reach) in enumerate(found):
+      apart = 2.0 ** (0.4 * (i / max(len(found) - 1, 1) - 0.5))
+      colour, marker = looks.get(label, ('C0', 'o'))
+      x, y = stretch.value * apart, reach.value * apart
+      bars = [
+        None if math.isnan(e.low) else [[(e.value - e.low) * apart], [(e.high - e.value) * apart]]
+        for e in (reach, stretch)
+      ]
+      ax.errorbar(x, y, *bars, fmt='none', ecolor=colour, elinewidth=1, capsize=2)
+      ax.plot(x, y, marker, color=colour, ms=6, label=label)
+      for dx, dy, extent in ((1, 0, stretch), (0, 1, reach)):
+        sign = 1 if extent.value == extent.longest else -1 if extent.value == extent.shortest < train_len else 0
+        if sign:
+          tip = x * 2 ** (0.45 * sign * dx), y * 2 ** (0.45 * sign * dy)
+          ax.annotate('', tip, (x, y), arrowprops={'arrowstyle': '->', 'color': colour, 'lw': 1})
+    ax.set_xscale('log', base=2)
+    ax.set_yscale('log', base=2)
+    ticks = [f'{n:g} = {n / train_len:g}x' for n in grid]
+    ax.set_xticks(grid, [t.replace(' = ', '\n') for t in ticks], fontsize=8)
+    ax.set_yticks(grid, ticks, fontsize=8)
+    ax.minorticks_off()
+    ax.set_xlim(low / 2**0.7, high * 2**0.7)
+    ax.set_ylim(low / 2**0.7, high * 2**0.7)
+    ax.set_xlabel('stretch, tokens: does not get worse up to here')
+    ax.set_ylabel('reach, tokens: gets better up to here')
+    ax.grid(alpha=0.25)
+    _legend(figure, ax, '95 % each\narrow: at least, or at most')
+  return figure
+
+
+def by_position(points: Sequence[Point], looks: Looks) -> 'Figure':
+  """NLL by position in the window, a panel per length; of points with `buckets`, seeds averaged."""
+  several = len({trained(p) for p in points}) > 1
+  train_len = points[0]['train_length']
+  lengths = sorted({p['length'] for p in points})
+  lines: dict[tuple[int, str], list[np.ndarray]] = {}
+  for p in points:
+    lines.setdefault((p['length'], line_name(p, several)), []).append(np.array(p['buckets'], np.float64))
+  best = min(float(np.nanmin(b[:, 2])) for of in lines.values() for b in of)
+  ticks = [n for n in (4**i for i in range(12)) if n <= lengths[-1]]
+  columns = min(3, len(lengths))
+  rows = math.ceil(len(lengths) / columns)
+  with _style():
+    figure = _figure(3.3 * columns + 2, 2.5 * rows + 0.4)
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat
+    for ax, length in zip(axes, lengths):
+      for (n, label), of in lines.items():
+        if n == length:
+          colour, marker = looks.get(label, ('C0', 'o'))
+          first, last, nll = np.mean(of, 0).T[:3]
+          ax.plot((first + last + 1) / 2, nll, marker=marker, ms=2.5, lw=1, color=colour, label=label)
+      ax.axvline(train_len, color='0.5', lw=1, ls=':')
+      ax.set_title(f'{length} tokens, {length / train_len:g}x', fontsize=9)
+      ax.set_xscale('log', base=2)
+      ax.set_xticks(ticks, [f'{n:g}' for n in ticks], fontsize=8)
+      ax.minorticks_off()
+      ax.set_ylim(best - 0.1, min(best + math.log(15), ax.get_ylim()[1]))
+      ax.grid(alpha=0.25)
+    for ax in list(axes)[len(lengths) :]:
+      ax.set_axis_off()
+    figure.supxlabel('position in the window, from 1; dotted: training length', fontsize=9)
+    figure.supylabel('NLL, nats per token', fontsize=9)
+    handles = {
+      str(h.get_label()): h for ax in figure.axes for h in ax.get_lines() if not str(h.get_label()).startswith('_')
+    }
+    figure.legend(list(handles.values()), list(handles), loc='outside right upper', fontsize=8)
+  return figure
+
+
+def _lengths(ax: Any, lengths: Sequence[int], train_len: int) -> None:
+  """The axis of all curves."""
+  ax.axvline(train_len, color='0.5', lw=1, ls=':')
+  above = {'transform': ax.get_xaxis_transform(), 'ha': 'center', 'va': 'bottom'}  # no curve runs there
+  ax.text(train_len, 1.01, 'training length', fontsize=8, color='0.4', **above)
+  ax.set_xscale('log', base=2)
+  ax.set_xticks(lengths, [f'{n}\n{n / train_len:g}x' for n in lengths], fontsize=8)
+  ax.grid(alpha=0.25)
+
+
+def _legend(figure: 'Figure', ax: Any, title: str) -> None:
+  handles, names = ax.get_legend_handles_labels()
+  figure.legend(handles, names, loc='outside right upper', fontsize=8, title=title, title_fontsize=7)
+
+
+def _checkpoints(points: Sequence[Point]) -> str:
+  return ', '.join(map(str, sorted({p['checkpoint_step'] for p in points})))
+
+
+def _seeds(points: Sequence[Point]) -> str:
+  """What a line speaks of."""
+  counts = sorted({len(p['seeds']) if 'seeds' in p else 1 for p in points})
+  if counts == [1]:
+    return 'over documents, this checkpoint,\nnot this scheme'
+  return f'over documents and {" to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds'
+
+
+def _range(points: Sequence[Point]) -> tuple[float, float]:
+  ok = [p for p in points if p['outcome'] == 'ok']
+  if not ok:
+    return 1.0, 10.0
+  best = min(p['ppl'] for p in ok)
+  # Bands may reach down to half the best value: with few documents they would otherwise squeeze the curves.
+  bottom = max(min(p['ppl'] if p['ci_low'] is None else p['ci_low'] for p in ok), best / 2)
+  bottom = min([bottom, *(exp(p['floor']) for p in ok if 'floor' in p)])
+  return bottom, max(min(15 * best, max(p['ppl'] for p in ok)), 1.2 * best)
+
+
+def _contexts(points: Sequence[Point], protocol: str) -> str:
+  if protocol != 'fixed_targets':
+    return '0 .. L-1'
+  return f'L-{next(p["T"] for p in points if p["protocol"] == protocol)} .. L-1'
+
+
+def _line(ax: Any, line: Sequence[Point], label: str, look: tuple[str, str], ceiling: float) -> None:
+  """One method's curve and band; what lies above `ceiling`, or diverged, is a triangle on the edge."""
+  shown = [p for p in line if 'ppl' in p]
+  if not shown:
+    # Without a point it was only not asked for under this protocol.
+    ax.plot([], [], ' ', label=f'{label} ({line[0]["outcome"]})' if line else label)
+    return
+  x = np.array([p['length'] for p in shown])
+  y = np.array([p['ppl'] if p['outcome'] == 'ok' else np.inf for p in shown])
+  colour, marker = look
+  style = '--' if shown[0]['follows_length'] else '-'
+  ax.plot(x, np.minimum(y, ceiling), style, marker=marker, ms=3, color=colour, label=label)
+  over = y > ceiling
+  if over.any():  # an empty unclipped line has an infinite box, which breaks the layout
+    ax.plot(x[over], np.full(over.sum(), ceiling), '^', ms=7, color=colour, clip_on=False)
+  band = [p for p in shown if p['outcome'] == 'ok' and p['ci_low'] is not None]
+  low, high = (np.minimum([p[k] for p in band], ceiling) for k in ('ci_low', 'ci_high'))
+  ax.fill_between([p['length'] for p in band], low, high, color=colour, alpha=0.15, lw=0)
+
+
+def sheets(paragraphs: Sequence[str]) -> list['Figure']:
+  """Pages of text."""
+  lines = [line for text in paragraphs for line in (*textwrap.wrap(text, 105), '')]
+  out = []
+  with _style():
+    for i in range(0, len(lines), 44):
+      out.append(_figure(8.3, 8.3))
+      out[-1].text(0.04, 0.97, '\n'.join(lines[i : i + 44]), va='top', fontsize=8)
+  return out

@@ -1,0 +1,216 @@
+"""What a report says: its numbers, its figures, its sources. How it looks is evaluation/sections.py."""
+
+import csv
+import functools
+import inspect
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import posenc
+from evaluation import figures, summary
+from evaluation.plan import Comparison
+from evaluation.points import line_name, plain, trained
+from evaluation.runs import Run
+from evaluation.sweep import Point
+from spec import SpecError, parse
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
+
+PERPLEXITY, LESS_NONE, LESS_FIRST, GAIN = 'perplexity', 'less none', 'less the first scheme', 'gain of far text'
+
+
+class Number(NamedTuple):
+  """A cell of a table of the report, and a line of its csv. NaN: nothing can be said. said: instead, or besides."""
+
+  table: str
+  line: str
+  scheme: str
+  positions: str
+  method: str
+  protocol: str
+  length: int | None
+  unit: str
+  value: float = math.nan
+  low: float = math.nan
+  high: float = math.nan
+  p: float = math.nan
+  marked: bool = False
+  said: str = ''
+
+
+class Picture(NamedTuple):
+  title: str
+  figure: 'Figure'
+  caption: str
+
+
+class Report:
+  """What is said of `runs`. comparisons: whose tokens are shown; the configs' own, or the widest differences."""
+
+  def __init__(self, runs: Sequence[Run], comparisons: Sequence[str] = ()):
+    self.runs, self._asked = runs, comparisons
+    self.points = [p for run in runs for p in run.points]
+    self.train_len = self.points[0]['train_length']
+    self.rows = summary.rows(self.points)
+    self.several = len({trained(p) for p in self.rows}) > 1
+    asked = dict.fromkeys(p['protocol'] for p in self.rows)
+    # position_wise is non_overlapping taken apart: one number, which is shown once.
+    self.protocols = [name for name in asked if (name, 'non_overlapping' in asked) != ('position_wise', True)]
+    self.lines = summary.curves([p for p in self.points if 'gain_documents' not in p])
+    self.looks = figures.looks(self.rows)
+
+  def of(self, protocol: str) -> list[Point]:
+    return [p for p in self.rows if p['protocol'] == protocol]
+
+  # ---- numbers
+
+  def _number(self, table: str, key: Sequence[Any], unit: str, **values: Any) -> Number:
+    scheme, positions, method, protocol, *length = key
+    line = line_name({'scheme': scheme, 'positions': positions, 'method': method}, self.several)
+    return Number(table, line, scheme, positions, method, protocol, length[0] if length else None, unit, **values)
+
+  def _cell(self, table: str, key: Sequence[Any], cell: summary.Cell) -> Number:
+    lost = f'{cell.diverged} seeds diverged' if cell.diverged else ''
+    ends = {'low': cell.low, 'high': cell.high, 'p': cell.p, 'marked': cell.marked}
+    return self._number(table, key, 'nats', value=cell.mean, **ends, said=lost)
+
+  @functools.cached_property
+  def numbers(self) -> list[Number]:
+    out = []
+    for p in self.rows:
+      key = p['scheme'], p.get('positions', 'sequential'), p['method'], p['protocol'], p['length']
+      said = p['outcome'] if p['outcome'] != 'ok' else ''
+      low, high = (math.nan if p.get(k) is None else p[k] for k in ('ci_low', 'ci_high'))
+      value = p.get('ppl', math.nan)
+      out.append(self._number(PERPLEXITY, key, 'perplexity', value=value, low=low, high=high, said=said))
+      if 'marked' in p:
+        ends = {'low': p['vs_none_low'], 'high': p['vs_none_high'], 'p': p['p'], 'marked': p['marked']}
+        out.append(self._number(LESS_NONE, key, 'nats', value=p['vs_none'], **ends))
+    for protocol in self.protocols:
+      found = summary.between([c for c in self.lines if c.protocol == protocol])
+      out += [self._cell(LESS_FIRST, key, cell) for key, cell in found.items()]
+    out += [self._cell(GAIN, key, cell) for key, cell in summary.gains(self.points).items()]
+    for curve, far, used in self.extents:
+      named = [(f'stretch({summary.DELTA:g})', far)] if far else []
+      for name, e in [*named, *((f'reach({eps:g})', e) for eps, e in zip(summary.EPSILONS, used))]:
+        values = {'value': e.value, 'low': e.low, 'high': e.high, 'said': e.text(self.train_len)}
+        out.append(self._number(name, curve[:4], 'tokens', **values))
+    for scheme, text, cell, least in self.declared:
+      said = '' if math.isnan(least) else f'four in five true differences of {least:.2g} nats are found'
+      key = scheme, 'sequential', text, 'fixed_targets'
+      out.append(self._cell('fixed in advance', key, cell)._replace(said=said))
+    return out
+
+  @functools.cached_property
+  def extents(self) -> list[summary.Extents]:
+    return summary.extents(self.points)
+
+  @functools.cached_property
+  def declared(self) -> list[summary.Declared]:
+    compare = dict.fromkeys(c for run in self.runs for c in run.compare)
+    return summary.declared(self.points, list(compare))
+
+  def write_csv(self, path: pathlib.Path) -> None:
+    with path.open('w', newline='') as file:
+      writer = csv.writer(file)
+      writer.writerow(Number._fields)
+      writer.writerows([plain(v) for v in n] for n in self.numbers)
+
+  # ---- figures
+
+  @functools.cached_property
+  def pictures(self) -> dict[str, Picture]:
+    """By what they show: a protocol, 'plane', 'position'."""
+    out = {}
+    for protocol in self.protocols:
+      rows = self.of(protocol)
+      if any('ppl' in p for p in rows):
+        caption = counted(rows)
+        out[protocol] = Picture(protocol, figures.curves(rows, self.looks), caption)
+    dots = [
+      (line_name({'scheme': c.scheme, 'positions': c.positions, 'method': c.method}, self.several), far, used[0])
+      for c, far, used in self.extents
+      if far and not math.isnan(far.value) and not math.isnan(used[0].value)
+    ]
+    if dots:
+      caption = (
+        f'stretch({summary.DELTA:g}): the largest length such that no length from 1x to it is worse than 1x by more '
+        f'than {summary.DELTA:g} nats. reach({summary.EPSILONS[0]:g}): the smallest length such that no longer one is '
+        f'better by more than {summary.EPSILONS[0]:g} nats. On the grey line text is of use as far as the curve holds; '
+        'below it the curve is flat. Both are lengths of the sweep; dots are set apart a little.'
+      )
+      out['plane'] = Picture('stretch and reach', figures.plane(dots, self.train_len, self.looks), caption)
+    buckets = [p for p in self.points if p.get('buckets')]
+    if buckets:
+      caption = (
+        'Targets at positions 0, 1, 2-3, 4-7 ... of windows side by side; a point stands at the middle of its bucket. '
+        'Where a line goes up beyond the dotted training length the scheme breaks there.'
+      )
+      out['position'] = Picture('NLL by position in the window', figures.by_position(buckets, self.looks), caption)
+    return out
+
+  @functools.cached_property
+  def references(self) -> list[tuple[str, str]]:
+    """(name, what its source is), of everything drawn: the first paragraph of what the code says of itself."""
+    schemes = dict.fromkeys(text for p in self.points for text in p.get('posenc', p['scheme'].split(' ')))
+    methods = dict.fromkeys(p['method'] for p in self.points)
+    out = {}
+    for text in schemes:
+      call = _parsed(text)
+      scheme = posenc.SCHEMES.get(call[0].name) if call else None
+      module = inspect.getmodule(scheme)
+      if scheme is not None and module is not None:
+        out[call[0].name] = f'{_first(module)} {_first(scheme)}'
+    for text in methods:
+      for call in _parsed(text):
+        if call.name in posenc.METHODS:
+          out[call.name] = _first(posenc.METHODS[call.name])
+    return list(out.items())
+
+  def comparisons(self) -> list[tuple[Run, str]]:
+    """(run, comparison) of the first run of each scheme: as asked for, as its config says, or the best method of the
+    longest length."""
+    out = []
+    for run in {trained(run.points[0]): run for run in reversed(self.runs)}.values():
+      asked = list(self._asked or run.compare)
+      methods = {p['method'] for p in run.points if p['protocol'] == 'fixed_targets'}
+      asked = [text for text in asked if {*Comparison.parse(text)[:2]} <= methods]
+      mine = LESS_NONE, 'fixed_targets', run.points[0]['scheme']
+      cells = [n for n in self.numbers if (n.table, n.protocol, n.scheme) == mine and math.isfinite(n.value)]
+      if not asked and cells:
+        best = min(cells, key=lambda n: (-(n.length or 0), n.value))
+        asked = [f'{best.method} - none at {(best.length or 0) / self.train_len:g}x']
+      out += [(run, text) for text in asked]
+    return out[::-1]
+
+  def lengths(self, protocol: str) -> list[int]:
+    return sorted({p['length'] for p in self.points if p['protocol'] == protocol})
+
+
+def counted(rows: Sequence[Point]) -> str:
+  """What population the numbers speak of."""
+  some = [p for p in rows if 'windows' in p]
+  if not some:
+    return 'Nothing was scored. '
+
+  def ends(field: str) -> str:
+    values = sorted({p[field] for p in some})
+    return f'{values[0]:,}' if len(values) == 1 else f'{values[0]:,} to {values[-1]:,}'
+
+  of = f'{ends("windows")} windows, {ends("tokens")} targets of {ends("documents")} documents a point. '
+  late = 'The same late tokens of long documents at every length. ' if rows[0]['protocol'] == 'fixed_targets' else ''
+  return of + late
+
+
+def _first(of: object) -> str:
+  return ' '.join((inspect.getdoc(of) or '').split('\n\n')[0].split())
+
+
+def _parsed(text: str) -> list[Any]:
+  try:
+    return parse(text)
+  except SpecError:
+    return []

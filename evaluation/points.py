@@ -1,0 +1,81 @@
+"""Points: what a sweep measured, a line each of a curve.jsonl. Their names, their floor, what a protocol adds."""
+
+import json
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from evaluation.sweep import Point, exp
+
+# A point's identity: a second sweep replaces what it measures again and leaves the rest.
+KEY = ('protocol', 'length', 'method', 'checkpoint_step', 'targets_hash')
+FLOOR = 'theoretical floor'
+
+
+def plain(value: Any) -> Any:
+  """Strict JSON has no Infinity and no NaN: they become the strings "inf", "-inf", "nan"."""
+  if isinstance(value, float) and not math.isfinite(value):
+    return str(value)
+  if isinstance(value, (list, tuple)):
+    return [plain(v) for v in value]
+  return value
+
+
+def _number(value: Any) -> Any:
+  if isinstance(value, list):
+    return [_number(v) for v in value]
+  return float(value) if value in ('inf', '-inf', 'nan') else value
+
+
+def to_line(point: Point) -> str:
+  return json.dumps({k: plain(v) for k, v in point.items()}, allow_nan=False)
+
+
+def read_curve(path: pathlib.Path) -> list[Point]:
+  """The points of a curve.jsonl; non-finite numbers are floats again."""
+  points = [json.loads(line) for line in path.read_text().splitlines() if line]
+  return [{k: _number(v) for k, v in p.items()} for p in points]
+
+
+def merge(old: Sequence[Point], new: Sequence[Point]) -> list[Point]:
+  """`old` with what `new` measured again replaced; points of another checkpoint or target set stay.
+
+  Sorted by what a point is, not by when it was measured: a sweep made again leaves the same bytes.
+  """
+  merged = {tuple(p[k] for k in KEY): p for p in (*old, *new)}
+
+  def order(p):
+    method = p['method']
+    return p['checkpoint_step'], p['targets_hash'], p['protocol'], p['length'], method != 'none', method
+
+  return sorted(merged.values(), key=order)
+
+
+def floors(points: Sequence[Point]) -> dict[int, float]:
+  """Length -> nats, where the corpus's entropy is known. It belongs to the targets: one line for all methods."""
+  return {p['length']: p['floor'] for p in sorted(points, key=lambda p: p['length']) if 'floor' in p}
+
+
+def trained(point: Point) -> str:
+  """The scheme, and how it was trained where that is not at positions 0, 1, 2 ..."""
+  rule = point.get('positions', 'sequential')  # curves of before there were rules have none
+  return point['scheme'] if rule == 'sequential' else f'{point["scheme"]} {rule}'
+
+
+def line_name(point: Point, several: bool) -> str:
+  return f'{trained(point)} {point["method"]}' if several else point['method']
+
+
+def fake_gain(points: Sequence[Point]) -> float | None:
+  """By what share perplexity falls from 1x to the longest length for a model that uses at most 1x tokens.
+
+  Of one protocol's points; None for the default, which leaves less than one per cent of it, and where it is next to
+  nothing or points do not tell.
+  """
+  null = {p['length']: p['null'] for p in points if 'null' in p}
+  one = points[0]['train_length']
+  if points[0]['protocol'] == 'fixed_targets' or one not in null:
+    return None
+  gain = 1 - exp(null[max(null)] - null[one])
+  return gain if gain > 0.005 else None
