@@ -98,7 +98,7 @@ def test_says_what_a_reader_should_know(swept):
 
 def test_writes_one_tensorboard_run_per_method(run, swept):
   runs = sorted((run.folder / 'run' / 'extrapolation' / 'tensorboard').iterdir())
-  assert [r.name for r in runs] == ['rope none', 'rope yarn']
+  assert [r.name for r in runs] == ['rope none seed 0', 'rope yarn seed 0']
   for folder in runs:
     events = EventAccumulator(str(folder))
     events.Reload()
