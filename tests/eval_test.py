@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import posenc
 from configs.schema import Config
+from evaluation import runs, tokens
 from evaluation.plan import Plan
 from evaluation.points import read_curve
 from models.lm import abstract
@@ -103,6 +104,24 @@ def test_writes_one_tensorboard_run_per_method(run, swept):
     events = EventAccumulator(str(folder))
     events.Reload()
     assert [e.step for e in events.Scalars('fixed_targets/ppl')] == [16, 32, 128]
+
+
+def test_tokens_that_got_better_and_worse(run, swept):
+  """From the store: the change of a document's tokens is the curve's, and the text is the one that was scored."""
+  found = tokens.changes(runs.read(run.folder / 'run'), 'yarn', 'none', 128)
+  points = {
+    p['method']: p for p in swept[1] if (p['protocol'], p['length']) == ('fixed_targets', 128)
+  }  # both at one length
+  assert found.targets == points['yarn']['tokens'] and found.n_better + found.n_worse <= found.targets
+  change = [[x - y for x, y in (t.nll for t in ts)] for ts in (found.better, found.worse)]
+  assert change[0] == sorted(change[0]) and max(change[0]) < 0
+  assert change[1] == sorted(change[1], reverse=True) and min(change[1]) > 0
+  for token in (*found.better, *found.worse):
+    text = next((run.folder / 'books').glob(f'*{token.document.rsplit("/", 1)[-1]}')).read_text()
+    assert text[token.offset] == token.text and text[: token.offset].endswith(token.before)
+    assert text[token.offset + 1 :].startswith(token.after) and len(token.before) == min(60, token.offset)
+  with pytest.raises(tokens.Missing, match='pi has no number at 128 tokens'):
+    tokens.changes(runs.read(run.folder / 'run'), 'pi', 'none', 128)
 
 
 def test_another_checkpoint_joins_the_curve(run, swept):
