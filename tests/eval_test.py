@@ -108,20 +108,25 @@ def test_writes_one_tensorboard_run_per_method(run, swept):
 
 def test_tokens_that_got_better_and_worse(run, swept):
   """From the store: the change of a document's tokens is the curve's, and the text is the one that was scored."""
-  found = tokens.changes(runs.read(run.folder / 'run'), 'yarn', 'none', 128)
-  points = {
-    p['method']: p for p in swept[1] if (p['protocol'], p['length']) == ('fixed_targets', 128)
-  }  # both at one length
-  assert found.targets == points['yarn']['tokens'] and found.n_better + found.n_worse <= found.targets
+  read = runs.read(run.folder / 'run')
+  found = tokens.changes(read, 'yarn', 'none', 128)
+  (point,) = [p for p in swept[1] if (p['protocol'], p['method'], p['length']) == ('fixed_targets', 'yarn', 128)]
+  assert found.targets == point['tokens'] and found.n_better + found.n_worse <= found.targets
   change = [[x - y for x, y in (t.nll for t in ts)] for ts in (found.better, found.worse)]
   assert change[0] == sorted(change[0]) and max(change[0]) < 0
   assert change[1] == sorted(change[1], reverse=True) and min(change[1]) > 0
+  _, plan = tokens._plan(read)
+  x_NT = tokens._rows(read, plan, 'yarn', 128)
+  scored = {
+    (plan.documents[d].name, first + t): x for (d, first), x_T in zip(plan.spans, x_NT) for t, x in enumerate(x_T)
+  }
   for token in (*found.better, *found.worse):
+    assert scored[token.document, token.offset] == token.nll[0]
     text = next((run.folder / 'books').glob(f'*{token.document.rsplit("/", 1)[-1]}')).read_text()
     assert text[token.offset] == token.text and text[: token.offset].endswith(token.before)
     assert text[token.offset + 1 :].startswith(token.after) and len(token.before) == min(60, token.offset)
   with pytest.raises(tokens.Missing, match='pi has no number at 128 tokens'):
-    tokens.changes(runs.read(run.folder / 'run'), 'pi', 'none', 128)
+    tokens.changes(read, 'pi', 'none', 128)
 
 
 def test_another_checkpoint_joins_the_curve(run, swept):
