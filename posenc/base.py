@@ -167,10 +167,11 @@ class PositionScheme(nnx.Module):
     return logits_BNts, carry
 
   def columns(self, at_T: jax.Array, state: Any) -> tuple[Any, Any] | None:
-    """(a, b), f32, broadcastable to [B, T, N, E], where `score` is logits + sum_E a[t] b[s]; None where it is not.
+    """(a, b), f32, broadcastable to [B, T, N, E], where `score` is logits + sum_E a[t] (b[s] - b[t]); None otherwise.
 
-    Up to a number per query, which softmax does not see. Such a bias rides on the product of q and k as more columns of
-    theirs, in fused kernels (`models/kernels.py`) and tiles. Read through `columns_in_force`.
+    Such a bias rides on the product of q and k as more columns: in fused kernels (`models/kernels.py`) without
+    the number per query, which softmax does not see; in tiles with it, since those on the diagonal add `score` itself.
+    So one that is not 0 from a token to itself must not be declared. Read through `columns_in_force`.
     """
     return None
 
