@@ -97,7 +97,13 @@ def main() -> int:
     return inputs, targets, step, None if at is None else tuple(a.astype(np.float32) for a in at)
 
   bytes_per_token_V = np.asarray(data.tokenizer.bytes_per_token_V)
-  count_bytes = jax.jit(lambda targets_ABT: jnp.asarray(bytes_per_token_V)[targets_ABT].sum())
+
+  @jax.jit
+  def count(targets_ABT):
+    """(targets that are asked for, their bytes)."""
+    asked_ABT = targets_ABT >= 0
+    bytes_ABT = jnp.asarray(bytes_per_token_V)[jnp.maximum(targets_ABT, 0)]
+    return asked_ABT.sum(), jnp.where(asked_ABT, bytes_ABT, 0).sum()
 
   # ---- what the run says
   log = RunLog(str(workdir / 'tensorboard' / 'train'), start=start, total=config.steps)
@@ -115,7 +121,8 @@ def main() -> int:
     if step % config.log.every and step != config.steps:
       return told
     rate = log.rate(step)
-    metrics['bits_per_byte'] = metrics['loss'] * tokens_per_step / int(count_bytes(targets_ABT)) / math.log(2)
+    asked, n_bytes = (int(n) for n in count(targets_ABT))
+    metrics['bits_per_byte'] = metrics['loss'] * asked / max(n_bytes, 1) / math.log(2)
     metrics['learning_rate'] = float(lr(step - 1))  # the one this update was made with
     if rate:
       metrics |= {'tokens_per_second': rate * tokens_per_step, 'model_flops_per_second': rate * flops_per_step}

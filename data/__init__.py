@@ -68,9 +68,11 @@ class Data:
 def tokenize(corpus: Corpus, tokenizer: Tokenizer) -> list[TokenDocument]:
   """Afresh in every run: a cache keyed by too little is how one tokenizer's ids reach another's model."""
   documents = []
-  for name, text in corpus.documents:
+  if corpus.answers is not None and not isinstance(tokenizer, tokenizers.Bytes):
+    raise spec.SpecError(f"corpus {corpus.name!r} marks bytes: config.data.tokenizer = 'bytes' is allowed")
+  for (name, text), answer_n in zip(corpus.documents, corpus.answers or [None] * len(corpus.documents)):
     try:
-      documents.append(TokenDocument(name, tokenizer.encode(text), len(text)))
+      documents.append(TokenDocument(name, tokenizer.encode(text), len(text), answer_n))
     except ValueError as e:
       raise spec.SpecError(f'corpus {corpus.name!r}, document {name!r}: {e}') from None
   return documents

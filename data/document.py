@@ -19,12 +19,14 @@ Floor = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 @dataclass(frozen=True)
 class Drawn:
-  """Documents drawn independently of one another from a distribution whose entropies are known.
+  """Documents drawn independently of one another.
 
-  stride: windows begin at its multiples. Where they began anywhere, a floor would have to know what a reader can infer
-  about where it is.
+  floor: the entropies of what they were drawn from, where they are known. stride: windows begin at its multiples. Where
+  they began anywhere, a floor would have to know what a reader can infer about where it is. answers: for each document
+  bool[bytes], what is trained on; None: all of it.
   """
 
   documents: list[Document]
-  floor: Floor
-  stride: int
+  floor: Floor | None = None
+  stride: int = 1
+  answers: list[np.ndarray] | None = None

@@ -18,6 +18,7 @@ class TokenDocument(NamedTuple):
   name: str
   tokens: np.ndarray  # int32[n], text only: BOS is put in where windows are cut
   n_bytes: int  # of the source text, for bits per byte
+  answer_n: np.ndarray | None = None  # bool[n], the tokens that are trained on; None: all
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,12 +16,12 @@ def _entropy(p: np.ndarray) -> np.ndarray:
   return -(p * np.log(np.where(p > 0, p, 1.0))).sum(-1)  # scipy's entr; importing it takes as long as flax
 
 
-def _check(corpus: str, key: str, value: float, ok: bool, allowed: str) -> None:
+def check(corpus: str, key: str, value: float, ok: bool, allowed: str) -> None:
   if not ok:
     raise spec.SpecError(f'corpus {corpus}: {key} = {value!r}: {allowed} is allowed')
 
 
-def _names(count: int) -> list[str]:
+def names(count: int) -> list[str]:
   return [f'{i:06d}' for i in range(count)]
 
 
@@ -56,12 +56,12 @@ def grid(
 
   Floor: 0 for a newline, ln 2 for a cell of a window's first row, below it the entropy of one flip. `stride` is a row.
   """
-  _check('grid', 'rows', rows, rows >= 2, 'a whole number >= 2')
-  _check('grid', 'width', width, 2 <= width <= 20, 'a whole number from 2 to 20')
-  _check('grid', 'grids', grids, grids >= 1, 'a whole number >= 1')
-  _check('grid', 'rule', rule, 0 <= rule <= 255, 'a whole number from 0 to 255')
-  _check('grid', 'noise', noise, 0 < noise <= 0.5, 'a number above 0, at most 0.5,')
-  _check('grid', 'seed', seed, seed >= 0, 'a whole number >= 0')
+  check('grid', 'rows', rows, rows >= 2, 'a whole number >= 2')
+  check('grid', 'width', width, 2 <= width <= 20, 'a whole number from 2 to 20')
+  check('grid', 'grids', grids, grids >= 1, 'a whole number >= 1')
+  check('grid', 'rule', rule, 0 <= rule <= 255, 'a whole number from 0 to 255')
+  check('grid', 'noise', noise, 0 < noise <= 0.5, 'a number above 0, at most 0.5,')
+  check('grid', 'seed', seed, seed >= 0, 'a whole number >= 0')
   if not _permutes_rows(rule, width):
     able = ' or '.join(str(r) for r in (60, 90, 150) if _permutes_rows(r, width))
     raise spec.SpecError(
@@ -81,7 +81,7 @@ def grid(
     below = row > (position - visible + width) // (width + 1)  # its window's first whole row
     return np.where(column == width, 0.0, np.where(below, flip, np.log(2)))
 
-  return Drawn([Document(n, t.tobytes()) for n, t in zip(_names(grids), text)], floor, stride=width + 1)
+  return Drawn([Document(n, t.tobytes()) for n, t in zip(names(grids), text)], floor, stride=width + 1)
 
 
 # ---- a copy at a distance among Markov text
@@ -119,12 +119,12 @@ def markov_copy(
   alternates, and `stride` 2 makes a capital each window's first.
   """
   at = 'markov_copy'
-  _check(at, 'distance', distance, distance >= 2 and distance % 2 == 0, 'an even whole number >= 2')
-  _check(at, 'letters', letters, 2 <= letters <= 26, 'a whole number from 2 to 26')
-  _check(at, 'noise', noise, 0 < noise <= 0.5, 'a number above 0, at most 0.5,')
-  _check(at, 'tokens', tokens, tokens > distance, f'a whole number above distance = {distance}')
-  _check(at, 'documents', documents, documents >= 1, 'a whole number >= 1')
-  _check(at, 'seed', seed, seed >= 0, 'a whole number >= 0')
+  check(at, 'distance', distance, distance >= 2 and distance % 2 == 0, 'an even whole number >= 2')
+  check(at, 'letters', letters, 2 <= letters <= 26, 'a whole number from 2 to 26')
+  check(at, 'noise', noise, 0 < noise <= 0.5, 'a number above 0, at most 0.5,')
+  check(at, 'tokens', tokens, tokens > distance, f'a whole number above distance = {distance}')
+  check(at, 'documents', documents, documents >= 1, 'a whole number >= 1')
+  check(at, 'seed', seed, seed >= 0, 'a whole number >= 0')
   p, pi = transitions(letters, seed)
   rng = np.random.default_rng([seed, 0])
   half = (tokens + 1) // 2
@@ -154,4 +154,4 @@ def markov_copy(
     small = np.where(visible < 2, stationary_nats, rate_nats)
     return np.where(position % 2, small, capital)
 
-  return Drawn([Document(n, t[:tokens].tobytes()) for n, t in zip(_names(documents), text)], floor, stride=2)
+  return Drawn([Document(n, t[:tokens].tobytes()) for n, t in zip(names(documents), text)], floor, stride=2)

@@ -15,6 +15,8 @@ from data.split import TokenDocument
 #   none      the text token before it; no BOS anywhere
 BOS = ('window', 'document', 'none')
 
+UNASKED = -1  # a target that counts nothing; see `LM.nll`
+
 
 def first_start(bos: str, stride: int = 1) -> int:
   """The smallest multiple of `stride` that `cut` accepts as `start`: without BOS the document's first token has nothing
@@ -85,10 +87,14 @@ class TrainWindows:
       )
     # The documents' own arrays and a running count of starts: one joined array would hold the corpus twice.
     self._tokens = fits
+    self._answers = [d.answer_n for d in documents if len(d.tokens) >= length + self._first]
     self._starts = np.cumsum([(len(t) - length - self._first) // stride + 1 for t in fits])
 
   def batch(self, step: int, batch: int, rows: Any = slice(None)) -> tuple[np.ndarray, np.ndarray]:
-    """(inputs int32[batch, length], targets int32[batch, length]) of step >= 0, or these `rows` of them."""
+    """(inputs int32[batch, length], targets int32[batch, length]) of step >= 0, or these `rows` of them.
+
+    Targets that are not trained on are `UNASKED`.
+    """
     if step < 0:
       raise spec.SpecError(f'step = {step}: a step >= 0 is allowed')
     # Philox is keyed: each (seed, step) is a stream of its own. seed + step would give seed 1 the batches of
@@ -97,8 +103,9 @@ class TrainWindows:
     place_B = rng.integers(self._starts[-1], size=batch)[rows]  # all are drawn, whoever cuts which
     document_B = np.searchsorted(self._starts, place_B, side='right')
     start_B = (place_B - np.concatenate([[0], self._starts])[document_B]) * self._stride + self._first
-    rows = [
-      cut(self._tokens[d], s, self.length, self.bos, self.bos_id) for d, s in zip(document_B.tolist(), start_B.tolist())
-    ]
-    inputs, targets = zip(*rows)
+    places = list(zip(document_B.tolist(), start_B.tolist()))
+    inputs, targets = zip(*(cut(self._tokens[d], s, self.length, self.bos, self.bos_id) for d, s in places))
+    for targets_n, (d, s) in zip(targets, places):
+      if (answer_n := self._answers[d]) is not None:
+        targets_n[~answer_n[s : s + self.length]] = UNASKED
     return np.stack(inputs), np.stack(targets)

@@ -47,7 +47,7 @@ def write(
         for protocol, text in tables.items():
           writer.add_text(_tag('table', protocol), f'```\n{text}\n```')
         if picture is not None:
-          file.add_summary(_image('curve', picture.read_bytes()))
+          file.add_summary(image('curve', picture.read_bytes()))
 
 
 def _point(writer: SummaryWriter, point: Point) -> None:
@@ -82,7 +82,7 @@ def _tag(*parts: str) -> str:
   return '/'.join(re.sub(r'[^-\w.]+', '_', part).strip('_') for part in parts)
 
 
-def _image(tag: str, png: bytes) -> Summary:
+def image(tag: str, png: bytes) -> Summary:
   width, height = (int.from_bytes(png[i : i + 4], 'big') for i in (16, 20))
   image = Summary.Image(height=height, width=width, colorspace=4, encoded_image_string=png)
   return Summary(value=[Summary.Value(tag=tag, image=image)])

@@ -279,7 +279,10 @@ class LM(nnx.Module):
     chunk: int | None = None,
     key: jax.Array | None = None,
   ) -> jax.Array:
-    """-log p(target), nats, f32[B, T]. Chunk by chunk of T, and again in the backward pass: [B, T, V] never exists."""
+    """-log p(target), nats, f32[B, T], 0 for targets below 0, which are not asked for.
+
+    Chunk by chunk of T, and again in the backward pass: [B, T, V] never exists.
+    """
     x_BTD = self.hidden(tokens_BT, pos, tile=tile, key=key)
     rows, length = tokens_BT.shape
     blocks = 1 if self.mesh is None else self.mesh.shape[CONTEXT]
@@ -289,7 +292,8 @@ class LM(nnx.Module):
     @jax.checkpoint
     def loss(xs):
       x_BcD, targets_Bc = xs
-      return optax.softmax_cross_entropy_with_integer_labels(self.logits(x_BcD), targets_Bc)
+      nll_Bc = optax.softmax_cross_entropy_with_integer_labels(self.logits(x_BcD), jnp.maximum(targets_Bc, 0))
+      return jnp.where(targets_Bc < 0, 0, nll_Bc)
 
     if chunk == block:
       return loss((x_BTD, targets_BT))

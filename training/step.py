@@ -23,8 +23,9 @@ def make_train_step(
 ) -> Callable[..., tuple[dict, dict]]:
   """step(state, inputs_ABT, targets_ABT, n, at=None, told=None) -> state, metrics: update n from A micro-batches.
 
-  Each token weighs the same: sums over micro-batches, one division. Dropout masks are a function of (seed, n); None is
-  no dropout. `at` is where tokens stand in this update, for each slot f32[T] or f32[repeats, T] and for all windows of
+  Targets below 0 are not asked for, all others weigh the same: sums over micro-batches, one division. Dropout masks are
+  a function of (seed, n); None is no dropout. `at` is where tokens stand in this update, for each slot f32[T] or
+  f32[repeats, T] and for all windows of
   all micro-batches alike; None is where `pos` has them, at every step, and then a constant of the program. The state
   lies on `mesh` as `devices.spread` says, before and after, gradients in between. The largest of `told`, what processes
   tell each other, int32[devices], is one of the metrics.
@@ -51,7 +52,8 @@ def make_train_step(
     zeros = (jnp.float32(0), jax.tree.map(jnp.zeros_like, params))
     # One micro-batch runs inline: a loop of one would hide it from the compiler.
     sums, _ = jax.lax.scan(micro, zeros, (jnp.arange(count), inputs_ABT, targets_ABT), unroll=count == 1)
-    loss, grads = jax.tree.map(lambda x: x / targets_ABT.size, sums)
+    asked = jnp.maximum((targets_ABT >= 0).sum(), 1)
+    loss, grads = jax.tree.map(lambda x: x / asked, sums)
     updates, opt = tx.update(grads, state['opt'], params)
     metrics = {'loss': loss, 'grad_norm': optax.tree.norm(grads)}
     if told is not None:
@@ -68,6 +70,7 @@ def make_validate(graphdef: Any, mesh: Mesh | None = None) -> Callable[..., jax.
   """
 
   def validate(params, inputs_BT, targets_BT, pos, rows=None):
-    return merge(graphdef, params, mesh).nll(inputs_BT, targets_BT, pos)[:rows].mean()
+    nll_BT = merge(graphdef, params, mesh).nll(inputs_BT, targets_BT, pos)
+    return nll_BT[:rows].sum() / jnp.maximum((targets_BT[:rows] >= 0).sum(), 1)
 
   return jax.jit(validate, static_argnames='rows')
