@@ -23,7 +23,7 @@ from posenc import rotations
 from spec import SpecError
 from training import provenance
 
-NAMES = ('base', 'grid', 'markov_copy', 'quickstart', 'recall', 'smoke')
+NAMES = ('base', 'grid', 'length_generalisation', 'markov_copy', 'quickstart', 'recall', 'smoke')
 SCHEMES = [name if name != 'rope2d' else 'rope2d(width=16)' for name in posenc.SCHEMES]
 RECIPES = [
   (name, scheme)

@@ -20,6 +20,7 @@ from evaluation import tasks as program
 from evaluation.answers import Grader, Grades, Trial, build, interval, numbers, rank
 from models.lm import LM, ModelConfig
 from posenc import Unsupported
+from scripts import compare_tasks
 from spec import SpecError
 from training import provenance
 from training.checkpoints import Checkpoints
@@ -350,13 +351,35 @@ def test_mistakes_are_one_line(workdir):
       program.main([f'--workdir={workdir}', *wrong])
 
 
-def test_figures_of_seeds_show_every_run():
-  points = [
+def seeds():
+  return [
     {'task': 'copy', 'method': 'none', 'scheme': s, 'seed': seed, 'length': n, 'train_length': 32, 'trials': 4,
      'exact': seed / 4, 'token': seed / 4, 'follows_length': False}
     for s in ('nope', 'rope') for seed in range(5) for n in (32, 64)
   ]  # fmt: skip
-  figure = heat.draw(json.loads(json.dumps(points)))
-  left = figure.axes[0]
+
+
+def test_figures_of_seeds_show_every_run():
+  left = heat.draw(seeds()).axes[0]
   thin, thick = ([line for line in left.lines if line.get_linewidth() == w] for w in (0.7, 2))
   assert len(thin) == 10 and [line.get_ydata().tolist() for line in thick] == [[0.5, 0.5]] * 2
+
+
+def test_several_runs_are_one_table_and_figure(tmp_path, capsys):
+  """Each seed is a run; of each the newest checkpoint."""
+  for point in seeds():
+    run = tmp_path / f'{point["scheme"]}-{point["seed"]}' / 'extrapolation'
+    run.mkdir(parents=True, exist_ok=True)
+    more = {'checkpoint_step': 9, 'tokens': 12, 'nll': 1.0}
+    lines = [{**point, **more}, {**point, **more, 'checkpoint_step': 3, 'exact': 1.0}]
+    with (run / 'tasks.jsonl').open('a') as file:
+      file.writelines(f'{json.dumps(line)}\n' for line in lines)
+  runs = [str(path) for path in sorted(tmp_path.glob('*-*'))]
+  assert compare_tasks.main([*runs, '--task=copy', f'--out={tmp_path / "a" / "x.png"}']) == 0
+  out = capsys.readouterr().out
+  assert '| copy: exact | 1x | 2x |' in out and (tmp_path / 'a' / 'x.png').exists()
+  for scheme in ('nope', 'rope'):
+    assert f'| `{scheme} none` | 50 (0 25 50 75 100) | 50 (0 25 50 75 100) |' in out
+  with pytest.raises(SystemExit):
+    compare_tasks.main([*runs, '--task=reverse'])
+  assert "task 'reverse', method 'none' was not asked" in capsys.readouterr().err
