@@ -14,6 +14,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
+import jax
+
 import posenc
 from configs.schema import Config
 from data import tokenizers
@@ -94,6 +96,11 @@ def run(args: argparse.Namespace) -> int:
   if step is None:
     raise SpecError(f'workdir = {str(workdir)!r}: holds no checkpoint yet')
   mesh = make_mesh(0, config.mesh)
+  if jax.process_count() > 1:
+    raise SpecError('evaluation.tasks runs as one process: JAX_NUM_PROCESSES=1 is allowed')
+  for length in lengths:
+    if length % mesh.shape['context']:
+      raise SpecError(f'config.mesh = {config.mesh}: a context that divides the {length} tokens of a length is allowed')
   graphdef, shapes = abstract(functools.partial(config.build_model, tokenizer.vocab_size))
   params = checkpoints.restore(step, {'params': as_abstract(shapes, spread(mesh, shapes))})['params']
   checkpoints.close()
