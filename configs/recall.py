@@ -18,7 +18,7 @@ def get_config(scheme: str = 'rope'):
   config.methods = ('none', 'yarn')
   config.train_len = 128
   config.max_multiple = 8
-  config.steps = 12_000 if scheme == 'nope' else 4000  # NoPE has no positions to begin with
+  config.steps = 4000
   config.batch = 16
   config.data.corpus = 'recall'
   config.data.test_docs = 40
