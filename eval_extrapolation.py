@@ -8,7 +8,6 @@ scored. --status shows what is there, --dry_run what the rest costs.
 """
 
 import functools
-import json
 import pathlib
 from typing import Any
 
@@ -106,21 +105,9 @@ def main() -> int:
     checkpoint = checkpoint_hash(restored())
   else:
     checkpoint = remembered(directory / 'checkpoints.json', files, lambda: checkpoint_hash(restored()))
-  model = {name: getattr(config.model, name) for name in ('heads', 'kv', 'width', 'tied')}
 
   def open_rows(positions: str, length: int):
-    return store.open(
-      Key(
-        checkpoint=checkpoint,
-        model=json.dumps({**model, 'train_len': config.train_len}),
-        scheme=' '.join(config.posenc),
-        positions=positions,
-        corpus=data.tokens_sha256,
-        bos=config.data.bos,
-        dtype=config.model.dtype,
-        length=length,
-      )
-    )
+    return store.open(Key.of(config, data, checkpoint, positions, length))
 
   survey = Survey(
     plan, slots, methods, lengths, config.train_len, rule, functools.cache(open_rows) if several else open_rows
@@ -139,19 +126,7 @@ def main() -> int:
     return 0
   for remark in (*posenc.remarks(methods, slots, config.train_len), *rule.remarks()):
     print(f'note: {remark}')
-  facts = {
-    'posenc': list(config.posenc),
-    'checkpoint_step': step,
-    'seed': config.seed,
-    'tokens_seen': step * config.optimizer.accumulate * config.batch * config.train_len,
-    'params': provenance.count(shapes),
-    'learning_rate': config.optimizer.learning_rate,
-    'bos': config.data.bos,
-    'corpus': data.name,
-    'corpus_sha256': data.sha256,
-    'corpus_documents': data.n_documents,
-    'corpus_tokens': data.n_tokens,
-  }
+  facts = provenance.facts(config, data, shapes, step)
   if all(isinstance(scheme, ALiBi) for scheme in slots):
     facts['slope'] = min(slopes(config.model.heads))  # what a reach is measured in
   per_document = f'{config.eval.spans} spans of {plan.targets} targets'

@@ -107,6 +107,23 @@ def count(params: Any) -> int:
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
+def facts(config: Any, data: Any, params: Any, step: int) -> dict[str, Any]:
+  """What every point of a sweep says of the run, of checkpoint `step`."""
+  return {
+    'posenc': list(config.posenc),
+    'checkpoint_step': step,
+    'seed': config.seed,
+    'tokens_seen': step * config.optimizer.accumulate * config.batch * config.train_len,
+    'params': count(params),
+    'learning_rate': config.optimizer.learning_rate,
+    'bos': config.data.bos,
+    'corpus': data.name,
+    'corpus_sha256': data.sha256,
+    'corpus_documents': data.n_documents,
+    'corpus_tokens': data.n_tokens,
+  }
+
+
 def forward_flops_per_token(config: Any, params: Any, length: int) -> float:
   """Model FLOPs in a window of `length`.
 
