@@ -26,7 +26,7 @@ from evaluation.sweep import sweep
 from models.lm import abstract
 from posenc.alibi import ALiBi, slopes
 from spec import SpecError
-from training import cli, hosts, provenance
+from training import cli, hosts, lock, provenance
 from training.checkpoints import Checkpoints, as_abstract
 from training.devices import make_mesh, spread
 
@@ -69,6 +69,8 @@ def main() -> int:
     raise SpecError(f'workdir = {str(workdir)!r}: holds no checkpoint yet')
   mesh = make_mesh(0, config.mesh)  # batches are cut to fit it
   hosts.on_first(mesh, lambda: results.check_writable(workdir / 'extrapolation'))
+  if not (STATUS.value or DRY_RUN.value):
+    hosts.on_first(mesh, lambda: lock.take(workdir / 'extrapolation', 'sweep'))
 
   # ---- data, model
   data = config.load_data()

@@ -36,7 +36,7 @@ class SurfaceConfig:
   """
 
   checkpoints: int = 0
-  multiples: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+  multiples: tuple[float, ...] = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
   docs: int = 4
   spans: int = 1
 
