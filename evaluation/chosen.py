@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from evaluation.points import read_metrics, trained
 from evaluation.runs import APART, Run
+from spec import SpecError, one_of
 
 VALIDATION = 'validation/nll_1x'
 
@@ -35,14 +36,19 @@ class Setting(NamedTuple):
     return ', '.join(f'{field} = {value}' for field, value in self.values.items()) or 'one setting'
 
 
-def choose(runs: Sequence[Run], fields: Sequence[str] = ('optimizer',)) -> list[Setting]:
-  """Settings of all schemes, in the order of the runs. fields: groups or fields of the config to choose among.
+def choose(runs: Sequence[Run], asked: Sequence[str] = ()) -> list[Setting]:
+  """Settings of all schemes, in the order of the runs. asked: groups or fields to choose among; by default 'optimizer'.
 
   Of one recipe's settings the lowest mean over seeds of the final validation NLL at 1x is chosen, among those with as
   many seeds as any: what is missing may have diverged. All of them where one has no number; then nothing is left out.
   """
   recipes: dict[str, dict[str, list[Run]]] = {}
   flat = {run.workdir: {k: v for k, v in _flat(run.config).items() if k.split('.')[0] not in APART} for run in runs}
+  known = {name for of in flat.values() for k in of for name in (k, k.rpartition('.')[0]) if name}
+  for field in asked:
+    if field not in known:
+      raise SpecError(one_of('--choose', field, known))
+  fields = asked or ('optimizer',)
   for run in runs:
     parts: tuple[dict, dict] = {}, {}
     for k, v in flat[run.workdir].items():

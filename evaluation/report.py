@@ -50,7 +50,7 @@ def main(argv: list[str] | None = None) -> int:
       Comparison.parse(text)
     unswept = [w for w in args.workdirs if (w / 'config.json').exists() and not curve_of(w).exists()]
     runs = together([w for w in args.workdirs if w not in unswept] or unswept)
-    settings = [] if args.choose == ['none'] else choose(runs, args.choose or ['optimizer'])
+    settings = [] if args.choose == ['none'] else choose(runs, args.choose)
     kept = [run.workdir for s in settings if s.chosen for run in s.runs]
     compared = apart([run for run in runs if not settings or run.workdir in kept])
     report = Report(compared, args.tokens, settings, unswept)
