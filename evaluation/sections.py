@@ -44,7 +44,7 @@ def _runs(report: Report) -> Markup:
     body.append([str(run.workdir), trained(p), run.seed, p['checkpoint_step'], *sizes, ratio, str(git)[:12]])
   p = report.points[0]
   corpus = f'corpus {p.get("corpus", "not told")}, sha256 {p.get("corpus_sha256", "not told")}'
-  seeds = sorted({len(row.get('seeds', [0])) for row in report.rows})
+  seeds = sorted({len(row.get('seeds', [0])) for row in report.rows if 'nll' in row})
   who = {
     1: 'One seed of a scheme: what is said is about the checkpoint, not about the scheme.',
     2: 'Two seeds of a scheme: one degree of freedom, so that intervals are as wide as they look.',
