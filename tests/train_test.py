@@ -23,6 +23,7 @@ from configs.schema import Config
 from evaluation.points import read_curve, read_metrics
 from evaluation.score import Scorer
 from evaluation.store import Store
+from lock_test import HOLD
 from models.lm import LM, ModelConfig, abstract
 from models.memory import fitted
 from training import cli, provenance
@@ -231,6 +232,23 @@ def test_a_config_that_fails_claims_no_workdir(train, tmp_path, capsys):
   assert train(tmp_path / 'run', {**corpus, 'model.heads': 3}) == 2
   assert capsys.readouterr().err.count('error: ') == 3
   assert not (tmp_path / 'run').exists()
+
+
+def test_a_second_trainer_is_refused(train, finished, tmp_path, root, capsys):
+  """In one line with the first one's pid, before it has swept away what that one is saving."""
+  env = {**os.environ, 'PYTHONPATH': str(root)}
+  first = subprocess.Popen([sys.executable, '-c', HOLD, str(tmp_path), '60'], env=env, stdout=subprocess.PIPE)
+  first.stdout.readline()
+  (tmp_path / 'checkpoints' / '6.orbax-checkpoint-tmp-0').mkdir(parents=True)
+  assert train(tmp_path, {'batch': 4}, at={0: lambda: pytest.fail('trained')}) == 2
+  err = capsys.readouterr().err
+  assert err.count('\n') == 1 and f'in use by another run (pid {first.pid} on ' in err
+  assert list((tmp_path / 'checkpoints').iterdir()) and not (tmp_path / 'config.json').exists()
+  first.kill()
+  first.wait()
+  first.stdout.close()
+  assert train(tmp_path, {'batch': 4}) == 0
+  assert final(tmp_path) == final(finished)
 
 
 # ---- stopping and going on
