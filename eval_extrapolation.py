@@ -18,7 +18,7 @@ from absl import flags
 
 import posenc
 from configs.schema import Config
-from evaluation import results, summary
+from evaluation import expect, results, summary
 from evaluation.plan import Plan
 from evaluation.score import Scorer
 from evaluation.store import Key, Store, checkpoint_hash, remembered
@@ -136,6 +136,7 @@ def main() -> int:
     print(status(survey))
     if DRY_RUN.value:
       print(f'\n{_forecast(survey, lambda n: n * provenance.forward_flops_per_token(config, shapes, n), scorer)}')
+      print(f'\n{expect.text(survey)}')
     return 0
   for remark in (*posenc.remarks(methods, slots, config.train_len), *rule.remarks()):
     print(f'note: {remark}')
