@@ -11,7 +11,7 @@ from evaluation.controls import CONTROLS
 from evaluation.gather import GAIN, LESS_FIRST, LESS_NONE, PERPLEXITY, Number, Report, counted
 from evaluation.page import Markup, figure, join, missing, number, page, table, tag
 from evaluation.plan import Comparison
-from evaluation.points import FLOOR, fake_gain, floors, line_name, trained
+from evaluation.points import FLOOR, chance, fake_gain, floors, line_name, trained
 from evaluation.protocols import PROTOCOLS
 from evaluation.stats import MIN_DOCUMENTS, Extent
 from evaluation.sweep import Point, exp
@@ -229,6 +229,9 @@ def _pivot(
 
 
 def _artefact(report: Report, rows: Sequence[Point]) -> Markup:
+  keys = chance(rows)
+  if keys is not None:
+    return tag('div', f'{keys}.', class_='warn')
   fake = fake_gain(rows)
   if fake is None:
     return Markup('')

@@ -34,10 +34,23 @@ class Curve(NamedTuple):
   point: Point  # one of them, for what all have in common
 
 
+def _apart(points: Sequence[Point]) -> list[Point]:
+  """Seeds with key tokens of their own are lines of their own: they score other targets."""
+  of: dict[Key, set[str]] = {}
+  for p in points:
+    if 'keys_hash' in p:
+      of.setdefault((p['scheme'], p.get('positions'), p['protocol']), set()).add(p['keys_hash'])
+
+  def alone(p: Point) -> bool:
+    return 'keys_hash' in p and len(of[p['scheme'], p.get('positions'), p['protocol']]) > 1
+
+  return [{**p, 'scheme': f'{p["scheme"]} seed {p.get("seed", 0)}'} if alone(p) else p for p in points]
+
+
 def curves(points: Sequence[Point], field: str = 'nll_documents') -> list[Curve]:
   """In the order of the points. `field`: 'gain_documents' for those of controls."""
   found: dict[Key, dict[int, dict[int, Point]]] = {}
-  for p in points:
+  for p in _apart(points):
     if field in p:
       key = p['scheme'], p.get('positions', 'sequential'), p['method'], p['protocol']
       found.setdefault(key, {}).setdefault(p.get('seed', 0), {})[p['length']] = p
@@ -87,20 +100,25 @@ def _cell(cells: Cells, i: int) -> Cell:
 
 
 def differences(lines: Sequence[Curve]) -> dict[Key, np.ndarray]:
-  """(scheme, positions, method, protocol, length) -> x[S, D] less that of 'none' of the same runs, nats."""
+  """(scheme, positions, method, protocol, length) -> x[S, D] less that of 'none' of the same runs, nats.
+
+  Not where key tokens were judged: one of two methods there may have chosen what speaks for it.
+  """
   base = {(c.scheme, c.positions, c.protocol): c for c in lines if c.method == 'none'}
   out = {}
   for c in lines:
     none = base.get((c.scheme, c.positions, c.protocol))
     if c is not none and none is not None:
-      out |= {(*c[:4], n): x_SD for n in c.lengths if (x_SD := paired(c, none, n)) is not None}
+      fair = (n for n in c.lengths if n not in c.point.get('judged_at', ()))
+      out |= {(*c[:4], n): x_SD for n in fair if (x_SD := paired(c, none, n)) is not None}
   return out
 
 
 def between(lines: Sequence[Curve]) -> dict[Key, Cell]:
   """(scheme, positions, method, protocol, length) -> a line of another scheme less 'none' of the first one, nats.
 
-  Of one protocol. Schemes share documents and no seed: they pair by document. All of them are one family.
+  Of one protocol. Schemes share documents and no seed: they pair by document. All of them are one family. On key tokens
+  of their own they do not compare.
   """
   first = next((c for c in lines if c.method == 'none'), None)
   if first is None:
@@ -108,7 +126,8 @@ def between(lines: Sequence[Curve]) -> dict[Key, Cell]:
   pairs: dict[Key, tuple[np.ndarray, np.ndarray]] = {}
   for c in lines:
     for i, n in enumerate(c.lengths):
-      if c[:2] != first[:2] and n in first.lengths and c.x_SDL.shape[1] == first.x_SDL.shape[1]:
+      alike = c.point.get('keys_hash') == first.point.get('keys_hash')
+      if c[:2] != first[:2] and alike and n in first.lengths and c.x_SDL.shape[1] == first.x_SDL.shape[1]:
         pairs[*c[:4], n] = c.x_SDL[:, :, i], first.x_SDL[:, :, first.lengths.index(n)]
   out = {}
   for shape in dict.fromkeys(x.shape for x, _ in pairs.values()):  # as in `family`
@@ -141,6 +160,7 @@ def rows(points: Sequence[Point]) -> list[Point]:
   ci_low, ci_high: a band over all lengths of the line at once. vs_none, its ends, `p` and `marked`: over the whole
   table of a protocol's methods x lengths at once.
   """
+  points = _apart(points)
   lines = curves([p for p in points if 'gain_documents' not in p])
   at = {(*c[:4], n): (c, i) for c in lines for i, n in enumerate(c.lengths)}
   band = {c[:4]: infer(c.x_SDL) for c in lines}

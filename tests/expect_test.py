@@ -9,18 +9,9 @@ import pytest
 from evaluation import coverage, expect
 from evaluation.stats import Components, components, half_width, infer
 from evaluation.store import Store
-from evaluation.survey import positions_hash
-from sweep_test import DOCS, PerToken, at, documents, make_plan, make_survey, run
+from sweep_test import DOCS, Moody, at, documents, make_plan, make_survey, run
 
 SPREADS = [s for of in expect.KINDS.values() for s in of]
-
-
-class Restless(PerToken):
-  """Every method and length has numbers of its own."""
-
-  def row(self, plan, window, pos):
-    seed = int(positions_hash(pos)[:8], 16) + window.length + window.start + 1000 * window.document
-    return super().row(plan, window, pos) + np.random.default_rng(seed).random(window.scored, np.float32)
 
 
 @pytest.mark.parametrize('spans', [1, 16])
@@ -76,7 +67,7 @@ def test_what_is_in_the_store_is_asked_first(tmp_path):
   lines = expect.text(before).splitlines()
   assert lines[1].endswith('as rope at 1x') and len(lines) == 2 + len(expect.KINDS)
   assert '12 documents x 2 spans of 8 targets' in lines[-1]
-  points = run(Restless(), methods, lengths, plan=make_plan(), stored=store)
+  points = run(Moody(), methods, lengths, plan=make_plan(), stored=store)
   there = expect.measured(make_survey(methods, lengths, plan=make_plan(), stored=store))
 
   def x_D(method, length):
