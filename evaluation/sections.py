@@ -10,7 +10,6 @@ from evaluation import figures, summary, tokens
 from evaluation.controls import CONTROLS
 from evaluation.gather import GAIN, LESS_FIRST, LESS_NONE, PERPLEXITY, Number, Report, counted
 from evaluation.page import Markup, figure, join, missing, number, page, table, tag
-from evaluation.plan import Comparison
 from evaluation.points import FLOOR, chance, fake_gain, floors, line_name, trained
 from evaluation.protocols import PROTOCOLS
 from evaluation.stats import MIN_DOCUMENTS, Extent
@@ -186,12 +185,11 @@ def _tokens(report: Report) -> Markup:
   out = [tag('h2', 'Tokens that got better and worse')]
   wanted = report.comparisons()
   if not wanted:
-    return join([*out, missing('one method only: --tokens names two that have numbers, as in "yarn - none at 4x"')])
-  for run, text in wanted:
-    method, reference, multiple = Comparison.parse(text)
-    out.append(tag('h3', f'{trained(run.points[0])} seed {run.seed}: {text}'))
+    return join([*out, missing('one line only: --tokens names two that have numbers, as in "yarn - none at 4x"')])
+  for pair in wanted:
+    out.append(tag('h3', pair.title))
     try:
-      found = tokens.changes(run, method, reference, round(multiple * run.points[0]['train_length']))
+      found = tokens.changes(pair)
     except tokens.Missing as reason:
       out.append(missing(str(reason)))
       continue
