@@ -20,6 +20,7 @@ import posenc
 from configs.schema import Config
 from evaluation import expect, results, summary
 from evaluation.plan import Plan
+from evaluation.points import trained
 from evaluation.score import Scorer
 from evaluation.store import Key, Store, checkpoint_hash, remembered
 from evaluation.survey import Survey, costs, rate, rest, status
@@ -186,7 +187,7 @@ def main() -> int:
   rows = summary.rows(points)
   for protocol in config.eval.protocols:
     print(f'\n{results.table(rows, protocol)}')
-  print(f'\n{summary.text(points, config.eval.compare)}')
+  print(f'\n{summary.text(points, {trained(points[0]): config.eval.compare})}')
   refused: dict[tuple[str, str], str] = {}
   for point in points:
     if point['reason']:

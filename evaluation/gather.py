@@ -12,7 +12,7 @@ import posenc
 from evaluation import figures, summary, tokens
 from evaluation.plan import Comparison
 from evaluation.points import line_name, plain, trained
-from evaluation.runs import Run
+from evaluation.runs import Run, compared
 from evaluation.sweep import Point
 from spec import SpecError, parse
 
@@ -98,9 +98,9 @@ class Report:
       for name, e in [*named, *((f'reach({eps:g})', e) for eps, e in zip(summary.EPSILONS, used))]:
         values = {'value': e.value, 'low': e.low, 'high': e.high, 'said': e.text(self.train_len)}
         out.append(self._number(name, curve[:4], 'tokens', **values))
-    for scheme, text, cell, least in self.declared:
+    for scheme, positions, _, text, cell, least in self.declared:
       said = '' if math.isnan(least) else f'four in five true differences of {least:.2g} nats are found'
-      key = scheme, 'sequential', text, 'fixed_targets'
+      key = scheme, positions, text, 'fixed_targets'
       out.append(self._cell('fixed in advance', key, cell)._replace(said=said))
     return out
 
@@ -110,8 +110,7 @@ class Report:
 
   @functools.cached_property
   def declared(self) -> list[summary.Declared]:
-    compare = dict.fromkeys(c for run in self.runs for c in run.compare)
-    return summary.declared(self.points, list(compare))
+    return summary.declared(self.points, compared(self.runs))
 
   def write_csv(self, path: pathlib.Path) -> None:
     with path.open('w', newline='') as file:
@@ -181,8 +180,9 @@ class Report:
     for scheme in dict.fromkeys(map(trained, fixed)):
       mine = [p for p in fixed if trained(p) == scheme]
       by = {line.method: line for line in lines if line.name == f'{scheme} {line.method}'}
-      declared = {c: None for run in self.runs if trained(run.points[0]) == scheme for c in run.compare}
-      asked = [c for c in map(Comparison.parse, declared) if {c.method, c.reference} <= set(by)]
+      asked = [
+        c for c in map(Comparison.parse, compared(self.runs).get(scheme, [])) if {c.method, c.reference} <= set(by)
+      ]
       longest = max(p['length'] for p in mine)
       others = [p for p in mine if p['method'] != 'none' and p['length'] == longest]
       if not asked and others and 'none' in by:

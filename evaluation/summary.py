@@ -5,12 +5,14 @@ over seeds. Nothing of it is stored: one more method changes what all the others
 """
 
 import math
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from evaluation.plan import Comparison
+from evaluation.points import trained
 from evaluation.stats import MIN_DOCUMENTS, Cells, Extent, components, infer, min_detectable, reaches, stretch
 from evaluation.sweep import Point, exp
 
@@ -222,26 +224,31 @@ def gains(points: Sequence[Point]) -> dict[Key, Cell]:
 
 class Declared(NamedTuple):
   scheme: str
+  positions: str
+  seeds: tuple[int, ...]
   text: str
   cell: Cell  # tested alone
   detectable: float  # nats; what four of five such tests would find
 
 
-def declared(points: Sequence[Point], comparisons: Sequence[str]) -> list[Declared]:
-  """Comparisons of fixed targets that a config named before there were numbers, where there are numbers now."""
+def declared(points: Sequence[Point], comparisons: Mapping[str, Sequence[str]]) -> list[Declared]:
+  """Comparisons of fixed targets that a config named before there were numbers, where there are numbers now.
+
+  By scheme as `trained` names it: what one scheme's config fixed is not fixed in advance for another's.
+  """
   lines = {(c.scheme, c.positions, c.method): c for c in curves(points) if c.protocol == 'fixed_targets'}
   out = []
-  for text in comparisons:
+  for text in dict.fromkeys(text for texts in comparisons.values() for text in texts):
     method, reference, multiple = Comparison.parse(text)
     for (scheme, positions, name), c in lines.items():
-      other = lines.get((scheme, positions, reference))
-      if name != method or other is None:
+      other, mine = lines.get((scheme, positions, reference)), comparisons.get(_trained(scheme, positions), ())
+      if name != method or other is None or text not in mine:
         continue
       x_SD = paired(c, other, multiple * c.point['train_length'])
       if x_SD is None:
         continue
       cell = _cell(infer(x_SD[:, :, None], alone=True), 0)
-      out.append(Declared(c.scheme, text, cell, detectable(x_SD)))
+      out.append(Declared(scheme, positions, c.seeds, text, cell, detectable(x_SD)))
   return out
 
 
@@ -252,7 +259,7 @@ def detectable(x_SD: np.ndarray) -> float:
   return min_detectable(components(x_SD), *x_SD.shape)
 
 
-def text(points: Sequence[Point], comparisons: Sequence[str] = ()) -> str:
+def text(points: Sequence[Point], comparisons: Mapping[str, Sequence[str]] = types.MappingProxyType({})) -> str:
   """All of it for a terminal, in nats and tokens, but the table of levels, which `results.table` makes of `rows`."""
   parts = [_marks(points), _extents(points), _gains(points), _declared(points, comparisons)]
   return '\n\n'.join(part for part in parts if part)
@@ -260,8 +267,11 @@ def text(points: Sequence[Point], comparisons: Sequence[str] = ()) -> str:
 
 def _name(scheme: str, positions: str, method: str, points: Sequence[Point]) -> str:
   several = len({(p['scheme'], p.get('positions', 'sequential')) for p in points}) > 1
-  trained = scheme if positions == 'sequential' else f'{scheme} {positions}'
-  return f'{trained} {method}' if several else method
+  return f'{_trained(scheme, positions)} {method}' if several else method
+
+
+def _trained(scheme: str, positions: str) -> str:
+  return trained({'scheme': scheme, 'positions': positions})
 
 
 def _columns(table: Sequence[Sequence[str]]) -> str:
@@ -328,10 +338,12 @@ def _gains(points: Sequence[Point]) -> str:
   )
 
 
-def _declared(points: Sequence[Point], comparisons: Sequence[str]) -> str:
+def _declared(points: Sequence[Point], comparisons: Mapping[str, Sequence[str]]) -> str:
   out = []
-  for scheme, comparison, cell, least in declared(points, comparisons):
+  for scheme, positions, _, comparison, cell, least in declared(points, comparisons):
     ends = '' if math.isnan(cell.low) else f' [{cell.low:+.4f}, {cell.high:+.4f}], p = {cell.p:.2g}'
     found = '' if math.isnan(least) else f'; of true ones of {least:.2g} four in five are found'
-    out.append(f'fixed in advance, tested alone: {scheme}, {comparison}: {cell.mean:+.4f} nats{ends}{found}')
+    out.append(
+      f'fixed in advance, tested alone: {_trained(scheme, positions)}, {comparison}: {cell.mean:+.4f} nats{ends}{found}'
+    )
   return '\n'.join(out)

@@ -11,6 +11,7 @@ import pytest
 import evaluation
 from evaluation import report, results, sections, summary, tokens
 from evaluation.runs import side_by_side
+from evaluation.stats import infer
 from spec import SpecError
 
 HOSTILE = '<script src="http://x.y/z">alert(1)</script>&"\'$\\frac$'
@@ -80,7 +81,10 @@ def test_the_page_has_the_numbers_of_the_statistics(make, tmp_path):
   said = [f'{r["ppl"]!r}, 95 % {r["ci_low"]!r} to {r["ci_high"]!r}' for r in rows if r.get('seeds')]
   marks = [r for r in rows if 'marked' in r]
   said += [f'{r["vs_none"]!r}, 95 % {r["vs_none_low"]!r} to {r["vs_none_high"]!r}, p = {r["p"]!r}' for r in marks]
-  cells = [*summary.gains(points).values(), *(d.cell for d in summary.declared(points, ['yarn - none at 4x']))]
+  cells = [
+    *summary.gains(points).values(),
+    *(d.cell for d in summary.declared(points, {'rope': ['yarn - none at 4x']})),
+  ]
   lines = [c for c in summary.curves(points) if c.protocol == 'fixed_targets' and 'gain_documents' not in c.point]
   cells += summary.between(lines).values()
   said += [f'{c.mean!r}, 95 % {c.low!r} to {c.high!r}' for c in cells]
@@ -170,6 +174,25 @@ def test_tokens_are_shown_between_schemes_unasked(make):
     't5 none - rope none at 4x, means of seeds 0 and of 0, 1',
   ]
   assert 'alibi none - rope none at 4x' in Page(sections.html(found)).text
+
+
+def test_what_was_fixed_in_advance_is_a_section_of_its_own(make):
+  """Tested alone, over the seeds; by the scheme whose config named it; and what was not swept is said."""
+  folders = [make('a'), make('a1', seed=1), make('b', 'alibi'), make('c', 't5', methods=('none',))]
+  for folder, compare in zip(folders, (['yarn - none at 4x'], ['yarn - none at 4x'], [], ['yarn - none at 4x'])):
+    record = json.loads((folder / 'config.json').read_text())
+    record['config']['eval']['compare'] = compare
+    (folder / 'config.json').write_text(json.dumps(record))
+  found = report.Report(side_by_side(folders))
+  (declared,) = found.declared
+  lines = {c[:3]: c.x_SDL for c in found.lines if c.protocol == 'fixed_targets'}
+  x_SD = (lines['rope', 'sequential', 'yarn'] - lines['rope', 'sequential', 'none'])[:, :, -1]
+  want = infer(x_SD[:, :, None], alone=True)
+  assert (declared.seeds, declared.cell.p) == ((0, 1), pytest.approx(float(want.p[0])))
+  section = sections._declared(found)
+  text = Page(section).text
+  assert f'ropeyarn - none at 4x0, 1{float(want.mean[0]):+.3f}' in text and 'alibi' not in text
+  assert f'{declared.detectable:.2g}t5: yarn - none at 4x: not both were swept there' in text
 
 
 def test_load_is_a_tidy_table(make, tmp_path):
