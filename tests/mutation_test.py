@@ -485,8 +485,8 @@ MUTANTS = [
 
   # Attention in tiles.
   Mutant('gqa_by_the_remainder', 'query head n reads key head n % K, for n // G', 'models/attention.py',
-         'ring, tile = _ring(scheme, mesh, length, tile or choose_tile(length))\n',
-         'ring, tile = _ring(scheme, mesh, length, tile or choose_tile(length))\n'
+         'ring, tile = _ring(scheme, mesh, length, kv, tile or choose_tile(length))\n',
+         'ring, tile = _ring(scheme, mesh, length, kv, tile or choose_tile(length))\n'
          '  q_BTNH = q_BTNH.reshape(b, length, n // kv, kv, -1).swapaxes(2, 3).reshape(q_BTNH.shape)\n',
          ('attention::test_gqa_is_mha_with_repeated_heads[2-rope]',
           'contract::test_3_gqa_is_mha_with_repeated_heads[rope]'),
