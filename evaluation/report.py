@@ -14,7 +14,6 @@ import pathlib
 from evaluation import figures, sections
 from evaluation.chosen import choose
 from evaluation.gather import Report
-from evaluation.plan import Comparison
 from evaluation.runs import apart, curve_of, together
 from spec import SpecError
 
@@ -43,17 +42,18 @@ def main(argv: list[str] | None = None) -> int:
     help='a field or group of the config, such as model.d_model: of its settings the best one on validation text at 1x '
     'is compared; repeat for more, none for none; optimizer by default',
   )
-  parser.add_argument('--tokens', action='append', default=[], help="such as 'yarn - none at 4x'; repeat for more")
+  parser.add_argument(
+    '--tokens', action='append', default=[], help="'yarn - none at 4x', 'alibi none - rope yarn at 4x'; repeat for more"
+  )
   args = parser.parse_args(argv)
   try:
-    for text in args.tokens:
-      Comparison.parse(text)
     unswept = [w for w in args.workdirs if (w / 'config.json').exists() and not curve_of(w).exists()]
     runs = together([w for w in args.workdirs if w not in unswept] or unswept)
     settings = [] if args.choose == ['none'] else choose(runs, args.choose)
     kept = [run.workdir for s in settings if s.chosen for run in s.runs]
-    compared = apart([run for run in runs if not settings or run.workdir in kept])
-    report = Report(compared, args.tokens, settings, unswept)
+    chosen = apart([run for run in runs if not settings or run.workdir in kept])
+    report = Report(chosen, args.tokens, settings, unswept)
+    report.comparisons()
   except SpecError as error:
     parser.error(str(error))
   args.out.mkdir(parents=True, exist_ok=True)

@@ -32,7 +32,8 @@ class SurfaceConfig:
   not looked at what it will be judged by. No checkpoint is chosen and no run is stopped by it.
 
   Cost: checkpoints x docs x spans x sum(multiples) x train_len tokens forward, of which a training step costs three
-  times as much, and each length is compiled once.
+  times as much, and each length is compiled once. The quickstart's training takes 3.5 % more CPU time by ten
+  checkpoints of the default, 9.3 % where the compile cache lacks them: six compilations that do not grow with steps.
   """
 
   checkpoints: int = 0

@@ -14,7 +14,7 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 from models import kernels
-from models.ring import BATCH, CONTEXT, Ring
+from models.ring import BATCH, CONTEXT, Ring, lies
 from models.tiles import (
   BEHIND,
   Masks,
@@ -192,10 +192,7 @@ _SEEN = (_PER_QUERY, _PER_QUERY, PartitionSpec(None, BATCH, None, CONTEXT))
 
 def _everywhere(ring: Ring | None, f, in_specs, out_specs):
   """`f` on every device with its own parts; itself without a mesh."""
-  if ring is None:
-    return f
-  # Unchecked: the tiles' loops start from constants, and every gradient is summed by hand.
-  return jax.shard_map(f, mesh=ring.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+  return f if ring is None else ring.everywhere(f, in_specs, out_specs)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
@@ -221,10 +218,17 @@ def _backward(graphdef, tile, ring, saved, do_BNTH):
 _attention.defvjp(_forward, _backward)
 
 
-def _ring(scheme: PositionScheme, mesh: Mesh | None, length: int, tile: int) -> tuple[Ring | None, int]:
-  """How the sequence lies on `mesh`, and the tile: a chunk of it at most."""
+def _ring(scheme: PositionScheme, mesh: Mesh | None, length: int, kv: int, tile: int) -> tuple[Ring | None, int]:
+  """How sequence or heads lie on `mesh`, and the tile: a chunk of the sequence at most.
+
+  Heads where the devices of `context` divide them: no device waits for another between the first tile and the last, and
+  each holds as little as in a ring. Two cores walk 8192 tokens in 0.87 of the ring's time (docs/PERFORMANCE.md).
+  """
   if mesh is None or mesh.size == 1:
     return None, min(tile, length)
+  if mesh.shape[CONTEXT] > 1 and kv % mesh.shape[CONTEXT] == 0:
+    tile = min(tile, length)
+    return Ring(mesh, pad=-length % tile, heads=True), tile
   block = length // mesh.shape[CONTEXT]
   q_BtNR = jax.ShapeDtypeStruct((1, 1, scheme.dims.heads, 1), jnp.float32)
   runs_along = bool(jax.tree.leaves(jax.eval_shape(scheme.init_carry, q_BtNR)))
@@ -263,7 +267,7 @@ def attend(
     raise ValueError(f'{n} query heads over {kv} key/value heads: a multiple is allowed')
   if pos.at_T.shape != (length,):
     raise ValueError(f'positions for {pos.at_T.shape[0]} tokens, queries for {length}')
-  ring, tile = _ring(scheme, mesh, length, tile or choose_tile(length))
+  ring, tile = _ring(scheme, mesh, length, kv, tile or choose_tile(length))
   pad = -length % tile if ring is None else 0
   scale_TN = scheme.query_scale(pos)
 
@@ -282,6 +286,12 @@ def attend(
     widths[axis] = (0, pad)
     return jnp.pad(x, widths, mode='edge')
 
+  heads = mesh if ring is not None and ring.heads else None
+
+  def shared(x_BTNH, *axes):  # length, then heads; both said, or the compiler moves the projections instead
+    return lies(x_BTNH, heads, BATCH, *axes)
+
+  q_BTNH, k_BTKH, v_BTKH = (shared(shared(x, CONTEXT), None, CONTEXT) for x in (q_BTNH, k_BTKH, v_BTKH))
   q, k = turned(pos, pos)
   q_far = k_far = far_q = far_k = threshold = None
   if pos.far is not None:
@@ -308,7 +318,8 @@ def attend(
       dealt = _everywhere(ring, functools.partial(_deal, ring), specs, specs)(*arguments[:-1])
       o_BNTH = _attention(graphdef, tile, ring, params, *dealt, arguments[-1])
       o_BNTH = _everywhere(ring, functools.partial(ring.collect, axis=2), (_PER_QUERY,), _PER_QUERY)(o_BNTH)
-    return jnp.moveaxis(o_BNTH, 1, 2)[:, :length].astype(v_BTKH.dtype)
+    o_BTNH = jnp.moveaxis(o_BNTH, 1, 2)[:, :length].astype(v_BTKH.dtype)
+    return shared(shared(o_BTNH, None, CONTEXT), CONTEXT)
 
   kernel, _ = kernels.choose(scheme, pos, state, q.dtype, q.shape[-1], mesh) if fused else (None, '')
   if kernel is None:
