@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-import posenc
 from data import Floor
 from evaluation.nulls import smooth
 from evaluation.plan import Plan
@@ -35,7 +34,7 @@ def sweep(
   """
   # Lengths are the outer loop: a program is compiled, serves every method and protocol, and is not needed again.
   plan, methods, train_len = survey.plan, survey.methods, survey.train_len
-  follows = {m: posenc.follows_length(m, survey.schemes, train_len, rule=survey.rule) for m in methods}
+  follows = {method: survey.follows(method) for method in methods}
   first: dict[str, np.ndarray] = {}
   for length in survey.order:
     progress.set_postfix_str(f'{length} tokens')

@@ -17,7 +17,7 @@ from training.hosts import Stopped
 def _parse(argv: Sequence[str]) -> list[str]:
   try:
     rest = flags.FLAGS(argv)
-    if 'config' in flags.FLAGS:
+    if 'config' in flags.FLAGS and flags.FLAGS.config is not None:
       flags.FLAGS.config.to_dict()  # config_flags keeps the error of a file that it cannot load until it is used
   # ml_collections raises AttributeError for a misspelt key and TypeError for a wrong type, absl its own for the rest.
   except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError, SyntaxError, ImportError) as error:
