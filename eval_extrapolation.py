@@ -18,8 +18,9 @@ from absl import flags
 
 import posenc
 from configs.schema import Config
-from evaluation import results, summary
+from evaluation import expect, results, summary
 from evaluation.plan import Plan
+from evaluation.points import trained
 from evaluation.score import Scorer
 from evaluation.store import Key, Store, checkpoint_hash, remembered
 from evaluation.survey import Survey, costs, rate, rest, status
@@ -136,6 +137,7 @@ def main() -> int:
     print(status(survey))
     if DRY_RUN.value:
       print(f'\n{_forecast(survey, lambda n: n * provenance.forward_flops_per_token(config, shapes, n), scorer)}')
+      print(f'\n{expect.text(survey)}')
     return 0
   for remark in (*posenc.remarks(methods, slots, config.train_len), *rule.remarks()):
     print(f'note: {remark}')
@@ -185,7 +187,7 @@ def main() -> int:
   rows = summary.rows(points)
   for protocol in config.eval.protocols:
     print(f'\n{results.table(rows, protocol)}')
-  print(f'\n{summary.text(points, config.eval.compare)}')
+  print(f'\n{summary.text(points, {trained(points[0]): config.eval.compare})}')
   refused: dict[tuple[str, str], str] = {}
   for point in points:
     if point['reason']:

@@ -89,7 +89,8 @@ def curves(points: Sequence[Point], looks: Looks) -> 'Figure':
       ax.minorticks_off()
       ax.set_ylim(bottom * 0.97, ceiling * 1.04)
       ax.set_xlabel(f'evaluation length, tokens (context of a target: {_contexts(points, protocol)})')
-      ax.set_title(protocol.replace('_', ' '), fontsize=10, loc='right')
+      name = protocol.replace('_', ' ')
+      ax.set_title(name, fontsize=10, loc='right', pad=16 if len(name) > 24 else None)  # above 'training length'
       fake = fake_gain([p for p in points if p['protocol'] == protocol])
       if fake is not None:
         remark = f'a model of at most 1x context falls {100 * fake:.0f} % here'
@@ -313,9 +314,9 @@ def _range(points: Sequence[Point]) -> tuple[float, float]:
 
 
 def _contexts(points: Sequence[Point], protocol: str) -> str:
-  if protocol != 'fixed_targets':
+  if protocol.split('(')[0] not in ('fixed_targets', 'key_tokens'):
     return '0 .. L-1'
-  return f'L-{next(p["T"] for p in points if p["protocol"] == protocol)} .. L-1'
+  return f'L-{next(p["T"] for p in points if p["protocol"] == protocol and p["T"])} .. L-1'
 
 
 def _line(ax: Any, line: Sequence[Point], label: str, look: tuple[str, str], ceiling: float) -> None:

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import posenc
-from evaluation import diagnosis, figures, summary
+from evaluation import diagnosis, figures, summary, tokens
 from evaluation.plan import Comparison
 from evaluation.points import line_name, plain, trained
-from evaluation.runs import Run
+from evaluation.runs import Run, compared
 from evaluation.sweep import Point
 from spec import SpecError, parse
 
@@ -106,9 +106,9 @@ class Report:
       for name, e in [*named, *((f'reach({eps:g})', e) for eps, e in zip(summary.EPSILONS, used))]:
         values = {'value': e.value, 'low': e.low, 'high': e.high, 'said': e.text(self.train_len)}
         out.append(self._number(name, curve[:4], 'tokens', **values))
-    for scheme, text, cell, least in self.declared:
+    for scheme, positions, _, text, cell, least in self.declared:
       said = '' if math.isnan(least) else f'four in five true differences of {least:.2g} nats are found'
-      key = scheme, 'sequential', text, 'fixed_targets'
+      key = scheme, positions, text, 'fixed_targets'
       out.append(self._cell('fixed in advance', key, cell)._replace(said=said))
     return out
 
@@ -118,8 +118,7 @@ class Report:
 
   @functools.cached_property
   def declared(self) -> list[summary.Declared]:
-    compare = dict.fromkeys(c for run in self.runs for c in run.compare)
-    return summary.declared(self.points, list(compare))
+    return summary.declared(self.points, compared(self.runs))
 
   def write_csv(self, path: pathlib.Path) -> None:
     with path.open('w', newline='') as file:
@@ -195,21 +194,37 @@ class Report:
           out[call.name] = _first(posenc.METHODS[call.name])
     return list(out.items())
 
-  def comparisons(self) -> list[tuple[Run, str]]:
-    """(run, comparison) of the first run of each scheme: as asked for, as its config says, or the best method of the
-    longest length."""
-    out = []
-    for run in {trained(run.points[0]): run for run in reversed(self.runs)}.values():
-      asked = list(self._asked or run.compare)
-      methods = {p['method'] for p in run.points if p['protocol'] == 'fixed_targets'}
-      asked = [text for text in asked if {*Comparison.parse(text)[:2]} <= methods]
-      mine = LESS_NONE, 'fixed_targets', run.points[0]['scheme']
-      cells = [n for n in self.numbers if (n.table, n.protocol, n.scheme) == mine and math.isfinite(n.value)]
-      if not asked and cells:
-        best = min(cells, key=lambda n: (-(n.length or 0), n.value))
-        asked = [f'{best.method} - none at {(best.length or 0) / self.train_len:g}x']
-      out += [(run, text) for text in asked]
-    return out[::-1]
+  def comparisons(self) -> list[tokens.Pair]:
+    """Whose tokens are shown. As asked for, or of each scheme what its config says or its best method at the longest
+    length against none; then the best line of each other scheme against that of the first."""
+    if self._asked:
+      return [pair for text in self._asked for pair in tokens.pairs(text, self.runs)]
+    out, best = [], {}
+    lines = tokens.lines(self.runs)
+    fixed = [p for p in self.of('fixed_targets') if math.isfinite(p.get('nll', math.inf))]
+    for scheme in dict.fromkeys(map(trained, fixed)):
+      mine = [p for p in fixed if trained(p) == scheme]
+      by = {line.method: line for line in lines if line.name == f'{scheme} {line.method}'}
+      asked = [
+        c for c in map(Comparison.parse, compared(self.runs).get(scheme, [])) if {c.method, c.reference} <= set(by)
+      ]
+      longest = max(p['length'] for p in mine)
+      others = [p for p in mine if p['method'] != 'none' and p['length'] == longest]
+      if not asked and others and 'none' in by:
+        least = min(others, key=lambda p: p['nll'])
+        asked = [Comparison(least['method'], 'none', longest / self.train_len)]
+      out += [tokens.Pair(by[c.method], by[c.reference], round(c.multiple * self.train_len)) for c in asked]
+      best[scheme] = {
+        n: min((p['nll'], p['method']) for p in mine if p['length'] == n) for n in {p['length'] for p in mine}
+      }
+    first, *rest = best or [None]
+    for scheme in rest:
+      shared = set(best[scheme]) & set(best[first])
+      if shared:
+        n = max(shared)
+        line, reference = (next(x for x in lines if x.name == f'{s} {best[s][n][1]}') for s in (scheme, first))
+        out.append(tokens.Pair(line, reference, n))
+    return out
 
   def lengths(self, protocol: str) -> list[int]:
     return sorted({p['length'] for p in self.points if p['protocol'] == protocol})

@@ -124,7 +124,7 @@ class Plan:
   ):
     self.cfg, self.documents, self.bos, self.bos_id, self.stride = cfg, documents, bos, bos_id, stride
     self.corpus_sha256 = corpus_sha256
-    self.longest = max_multiple * train_len
+    self.train_len, self.longest = train_len, max_multiple * train_len
     self.targets = cfg.targets(train_len)
     self.near = -(-(train_len + self.targets) // stride) * stride  # of a window's tokens, what no control replaces
     self._replaced: dict[Window, str] = {}

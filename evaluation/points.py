@@ -67,6 +67,17 @@ def line_name(point: Point, several: bool) -> str:
   return f'{trained(point)} {point["method"]}' if several else point['method']
 
 
+def chance(points: Sequence[Point]) -> str | None:
+  """What to know of key tokens, of one protocol's points: how many there are, and would be by chance."""
+  found = dict.fromkeys((p['tokens'], p['mirrored']) for p in points if 'mirrored' in p)
+  if not found:
+    return None
+  counts = '; '.join(f'{n} key tokens, {mirrored} with the two contexts exchanged (chance)' for n, mirrored in found)
+  return (
+    f"{counts}. They were chosen by two of these lengths: a fall between those, and the judge's own gain, are of it"
+  )
+
+
 def fake_gain(points: Sequence[Point]) -> float | None:
   """By what share perplexity falls from 1x to the longest length for a model that uses at most 1x tokens.
 

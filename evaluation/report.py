@@ -12,7 +12,6 @@ import pathlib
 
 from evaluation import figures, sections
 from evaluation.gather import Report
-from evaluation.plan import Comparison
 from evaluation.runs import side_by_side
 from spec import SpecError
 
@@ -33,12 +32,13 @@ def main(argv: list[str] | None = None) -> int:
   parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
   parser.add_argument('workdirs', nargs='+', type=pathlib.Path)
   parser.add_argument('--out', type=pathlib.Path, default=pathlib.Path('.'), help='folder of report.*; here by default')
-  parser.add_argument('--tokens', action='append', default=[], help="such as 'yarn - none at 4x'; repeat for more")
+  parser.add_argument(
+    '--tokens', action='append', default=[], help="'yarn - none at 4x', 'alibi none - rope yarn at 4x'; repeat for more"
+  )
   args = parser.parse_args(argv)
   try:
-    for text in args.tokens:
-      Comparison.parse(text)
     report = Report(side_by_side(args.workdirs), args.tokens)
+    report.comparisons()
   except SpecError as error:
     parser.error(str(error))
   args.out.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from evaluation.points import read_curve
+from evaluation.points import read_curve, trained
 from evaluation.sweep import Point
 from spec import SpecError
 
@@ -85,6 +85,15 @@ def side_by_side(workdirs: Sequence[pathlib.Path]) -> list[Run]:
     else run
     for run in runs
   ]
+
+
+def compared(runs: Sequence[Run]) -> dict[str, list[str]]:
+  """By scheme, the comparisons that a config of one of its runs fixed in advance."""
+  out: dict[str, list[str]] = {}
+  for run in runs:
+    mine = out.setdefault(trained(run.points[0]), [])
+    mine += [text for text in run.compare if text not in mine]
+  return out
 
 
 def load(patterns: str | Iterable[str]) -> 'pd.DataFrame':

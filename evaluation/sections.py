@@ -10,9 +10,9 @@ from evaluation import diagnosis, figures, summary, tokens
 from evaluation.controls import CONTROLS
 from evaluation.gather import GAIN, LESS_FIRST, LESS_NONE, PERPLEXITY, Number, Report, counted
 from evaluation.page import Markup, figure, join, missing, number, page, table, tag
-from evaluation.plan import Comparison
-from evaluation.points import FLOOR, fake_gain, floors, line_name, trained
+from evaluation.points import FLOOR, chance, fake_gain, floors, line_name, trained
 from evaluation.protocols import PROTOCOLS
+from evaluation.runs import compared
 from evaluation.stats import MIN_DOCUMENTS, Extent
 from evaluation.sweep import Point, exp
 
@@ -67,7 +67,7 @@ def _curve(report: Report, protocol: str) -> Markup:
   if protocol in report.pictures:
     picture = report.pictures[protocol]
     out += [figure(figures.svg(picture.figure), picture.caption), _artefact(report, rows)]
-  fewest = min((p['documents'] for p in rows if 'documents' in p), default=0)
+  fewest = min((p['documents'] for p in rows if 'documents' in p), default=MIN_DOCUMENTS)
   if fewest < MIN_DOCUMENTS:
     out.append(missing(f'{fewest} documents: no interval is given below {MIN_DOCUMENTS}'))
   floor = floors(rows)
@@ -177,11 +177,23 @@ def _recovered(points: Sequence[Point]) -> Markup:
 
 def _declared(report: Report) -> Markup:
   out = [tag('h2', 'Fixed in advance')]
-  found = [n for n in report.numbers if n.table == 'fixed in advance']
-  if not found:
-    return join([*out, missing('no config names a comparison (config.eval.compare) that was swept')])
-  body = [[n.scheme, n.method, _difference(n), f'{n.p:.2g}' if n.p == n.p else '', n.said] for n in found]
-  return join([*out, table(('scheme', 'comparison', 'nats', 'p, tested alone', ''), body)])
+  asked = [(scheme, text) for scheme, texts in compared(report.runs).items() for text in texts]
+  if not asked:
+    return join([*out, missing('no config names a comparison (config.eval.compare)')])
+  numbers = [n for n in report.numbers if n.table == 'fixed in advance']
+  body, found = [], set()
+  for n, declared in zip(numbers, report.declared, strict=True):
+    scheme = trained({'scheme': n.scheme, 'positions': n.positions})
+    found.add((scheme, n.method))
+    seeds = ', '.join(map(str, declared.seeds))
+    least = '' if math.isnan(declared.detectable) else number(f'{declared.detectable:.2g}', declared.detectable)
+    body.append([scheme, n.method, seeds, _difference(n), f'{n.p:.2g}' if n.p == n.p else '', least])
+  if body:
+    out.append(_legend('each tested alone, since the configs named it before there were numbers'))
+    head = ('scheme', 'comparison', 'seeds', 'difference', 'p', 'found 4 in 5 times, if true')
+    out.append(table(head, body))
+  left = [f'{scheme}: {text}: not both were swept there' for scheme, text in asked if (scheme, text) not in found]
+  return join([*out, *map(missing, left)])
 
 
 def _provenance(report: Report) -> Markup:
@@ -216,12 +228,11 @@ def _tokens(report: Report) -> Markup:
   out = [tag('h2', 'Tokens that got better and worse')]
   wanted = report.comparisons()
   if not wanted:
-    return join([*out, missing('one method only: --tokens names two that have numbers, as in "yarn - none at 4x"')])
-  for run, text in wanted:
-    method, reference, multiple = Comparison.parse(text)
-    out.append(tag('h3', f'{trained(run.points[0])} seed {run.seed}: {text}'))
+    return join([*out, missing('one line only: --tokens names two that have numbers, as in "yarn - none at 4x"')])
+  for pair in wanted:
+    out.append(tag('h3', pair.title))
     try:
-      found = tokens.changes(run, method, reference, round(multiple * run.points[0]['train_length']))
+      found = tokens.changes(pair)
     except tokens.Missing as reason:
       out.append(missing(str(reason)))
       continue
@@ -259,6 +270,9 @@ def _pivot(
 
 
 def _artefact(report: Report, rows: Sequence[Point]) -> Markup:
+  keys = chance(rows)
+  if keys is not None:
+    return tag('div', f'{keys}.', class_='warn')
   fake = fake_gain(rows)
   if fake is None:
     return Markup('')

@@ -5,7 +5,7 @@ import functools
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -54,13 +54,15 @@ class Stage:
     rows = self.shelves[length, key]
     return [w for w in self.windows[length] if not rows.has(self.plan.place(w), w.scored)]
 
-  def numbers(self, selection: Selection, method: str, bytes_V: np.ndarray) -> Numbers:
+  def numbers(
+    self, selection: Selection, method: str, bytes_V: np.ndarray, judge: Callable[[Window], np.ndarray] | None = None
+  ) -> Numbers:
     keys = self.keys[method]
 
     def row(window):
       return self.shelves[window.length, keys[window.length]].row(self.plan.place(window), window.scored)
 
-    return reduce(self.plan, selection, row, bytes_V)
+    return reduce(self.plan, selection, row, bytes_V, judge)
 
 
 @dataclasses.dataclass
@@ -82,6 +84,22 @@ class Survey:
   def order(self) -> list[int]:
     """1x first, because shorter lengths are compared with it too."""
     return sorted(self.lengths, key=lambda n: (n != self.train_len, n))
+
+  def judge(self, selection: Selection, stages: Mapping[int, Stage]) -> Callable[[Window], np.ndarray] | None:
+    """The rows of who chooses its targets, if anyone does: of these stages, or there from another sweep.
+
+    Unsupported where they are not: nothing is scored for a judge.
+    """
+    if selection.judge is None:
+      return None
+    method, shelves = selection.judge.method, {}
+    for n, parts in zip(selection.judge.lengths, (selection.judge.short, selection.judge.long)):
+      key, _ = self.made(method, n)
+      mine = stages[n].shelves if n in stages else {}
+      rows = shelves[n] = mine[n, key] if (n, key) in mine else self.open_rows(key, n)
+      if not all(rows.has(self.plan.place(part.window), part.window.scored) for part in parts):
+        raise posenc.Unsupported(f'key_tokens: their judge, {method}, has not been scored at {n} tokens')
+    return lambda window: shelves[window.length].row(self.plan.place(window), window.scored)
 
   @property
   def window_lengths(self) -> set[int]:

@@ -13,7 +13,7 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 
 from models import kernels
-from models.ring import BATCH, CONTEXT, Ring
+from models.ring import BATCH, CONTEXT, Ring, lies
 from models.tiles import (
   BEHIND,
   Masks,
@@ -193,10 +193,7 @@ _SEEN = (_PER_QUERY, _PER_QUERY, PartitionSpec(None, BATCH, None, CONTEXT))
 
 def _everywhere(ring: Ring | None, f, in_specs, out_specs):
   """`f` on every device with its own parts; itself without a mesh."""
-  if ring is None:
-    return f
-  # Unchecked: the tiles' loops start from constants, and every gradient is summed by hand.
-  return jax.shard_map(f, mesh=ring.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+  return f if ring is None else ring.everywhere(f, in_specs, out_specs)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
@@ -222,10 +219,17 @@ def _backward(graphdef, tile, ring, saved, do_BNTH):
 _attention.defvjp(_forward, _backward)
 
 
-def _ring(scheme: PositionScheme, mesh: Mesh | None, length: int, tile: int) -> tuple[Ring | None, int]:
-  """How the sequence lies on `mesh`, and the tile: a chunk of it at most."""
+def _ring(scheme: PositionScheme, mesh: Mesh | None, length: int, kv: int, tile: int) -> tuple[Ring | None, int]:
+  """How sequence or heads lie on `mesh`, and the tile: a chunk of the sequence at most.
+
+  Heads where the devices of `context` divide them: no device waits for another between the first tile and the last, and
+  each holds as little as in a ring. Two cores walk 8192 tokens in 0.87 of the ring's time (docs/PERFORMANCE.md).
+  """
   if mesh is None or mesh.size == 1:
     return None, min(tile, length)
+  if mesh.shape[CONTEXT] > 1 and kv % mesh.shape[CONTEXT] == 0:
+    tile = min(tile, length)
+    return Ring(mesh, pad=-length % tile, heads=True), tile
   block = length // mesh.shape[CONTEXT]
   q_BtNR = jax.ShapeDtypeStruct((1, 1, scheme.dims.heads, 1), jnp.float32)
   runs_along = bool(jax.tree.leaves(jax.eval_shape(scheme.init_carry, q_BtNR)))
@@ -328,8 +332,14 @@ def attend(
     raise ValueError(f'{n} query heads over {kv} key/value heads: a multiple is allowed')
   if pos.at_T.shape != (length,):
     raise ValueError(f'positions for {pos.at_T.shape[0]} tokens, queries for {length}')
-  ring, tile = _ring(scheme, mesh, length, tile or choose_tile(length))
+  ring, tile = _ring(scheme, mesh, length, kv, tile or choose_tile(length))
   pad = -length % tile if ring is None else 0
+  heads = mesh if ring is not None and ring.heads else None
+
+  def shared(x_BTNH, *axes):  # length, then heads; both said, or the compiler moves the projections instead
+    return lies(x_BTNH, heads, BATCH, *axes)
+
+  q_BTNH, k_BTKH, v_BTKH = (shared(shared(x, CONTEXT), None, CONTEXT) for x in (q_BTNH, k_BTKH, v_BTKH))
   graphdef, params = nnx.split(scheme)
   q, k, at_q, at_k, masks = _sides(q_BTNH, k_BTKH, scheme, pos, state, pad)
   arguments = params, q, k, _padded(jnp.moveaxis(v_BTKH, 1, 2), -2, pad), at_q, at_k, masks
@@ -342,7 +352,8 @@ def attend(
       dealt = _everywhere(ring, functools.partial(_deal, ring), specs, specs)(*arguments[:-1])
       o_BNTH = _attention(graphdef, tile, ring, params, *dealt, arguments[-1])
       o_BNTH = _everywhere(ring, functools.partial(ring.collect, axis=2), (_PER_QUERY,), _PER_QUERY)(o_BNTH)
-    return jnp.moveaxis(o_BNTH, 1, 2)[:, :length].astype(v_BTKH.dtype)
+    o_BTNH = jnp.moveaxis(o_BNTH, 1, 2)[:, :length].astype(v_BTKH.dtype)
+    return shared(shared(o_BTNH, None, CONTEXT), CONTEXT)
 
   kernel, _ = kernels.choose(scheme, pos, state, q.x.dtype, q.x.shape[-1], mesh) if fused else (None, '')
   if kernel is None:

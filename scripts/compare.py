@@ -10,7 +10,7 @@ import argparse
 import pathlib
 
 from evaluation import figures, results, summary
-from evaluation.runs import side_by_side
+from evaluation.runs import compared, side_by_side
 from training import cli
 
 
@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> None:
   results.write_csv(args.out / 'curve.csv', points)
   for protocol in dict.fromkeys(p['protocol'] for p in rows):
     print(f'{results.table(rows, protocol)}\n')
-  print(f'{summary.text(points, list(dict.fromkeys(c for run in runs for c in run.compare)))}\n')
+  print(f'{summary.text(points, compared(runs))}\n')
   print(args.out / 'curve.png')
 
 
