@@ -218,6 +218,14 @@ def test_layers_of_a_model_are_in_order():
   assert found.entropy.shape == (4, 1, 2, 8)
   beyond = np.asarray(found.beyond).max((1, 2, 3))
   assert (beyond[[0, 2]] > 0.1).all() and (beyond[[1, 3]] == 0).all()  # a window of 4 has nothing beyond
+  x_BTD = lm.schemes[0].embed(lm.embedding(tokens), pos[0])
+  for layer in range(4):
+    slot, repeat = layer % 2, layer // 2
+    graphdef, state = nnx.split(lm.slots[slot])
+    block = nnx.merge(graphdef, jax.tree.map(lambda a, i=repeat: a[i], state))
+    want = block.statistics(x_BTD, lm.schemes[slot], pos[slot], 0, 8, 4)
+    jax.tree.map(lambda x, y, i=layer: np.testing.assert_allclose(x[i], y, rtol=1e-4, atol=1e-5), found, want)
+    x_BTD = block(x_BTD, lm.schemes[slot], pos[slot], 0, None)
   assert (
     not np.allclose(found.entropy[0], found.entropy[2]) and (np.asarray(found.entropy[1]) <= math.log(4) + 1e-6).all()
   )

@@ -137,7 +137,8 @@ def test_what_reads_a_run_reads_it(tmp_path, file, ours, config):
   np.testing.assert_array_equal(both['theirs', 'none'], both['rope', 'none'])
   mine = table[(table.method == 'pi(factor=8)') & (table.protocol == 'fixed_targets')]
   np.testing.assert_allclose(mine.vs_none, 0.25, atol=1e-6)
-  found = tokens.changes(runs.read(tmp_path / 'run'), 'pi(factor=8)', 'none', 64)
+  none, pi = tokens.lines([runs.read(tmp_path / 'run')])
+  found = tokens.changes(tokens.Pair(pi, none, 64))
   assert found.n_worse == found.targets == 12 * 2 * 8
 
 
