@@ -54,10 +54,11 @@ def cost(run: Run) -> Cost:
 
 
 def where(scheme: PositionScheme) -> str:
-  """What of a layer a scheme changes, by the hooks that it has of its own and uses: FoX's rotation is an option."""
-  q = jnp.zeros((1, 2, scheme.dims.heads, scheme.dims.head_dim))
-  rotates = scheme.rotate(q, q, posenc.positions('none', scheme, scheme.dims.train_len, 2))[0] is not q
-  own = [hook for hook in WHERE if owner(scheme, hook) is not PositionScheme and (hook != 'rotate' or rotates)]
+  """What of a layer a scheme changes, by the hooks that it has of its own and uses: some are options."""
+  n, pos = scheme.dims.heads, posenc.positions('none', scheme, scheme.dims.train_len, 2)
+  q, p = jnp.zeros((1, 2, n, scheme.dims.head_dim)), jnp.zeros((1, n, 2, 2))
+  idle = {'rotate': scheme.rotate(q, q, pos)[0] is q, 'values': scheme.values(p, pos.at_T, pos.at_T) is None}
+  own = [hook for hook in WHERE if owner(scheme, hook) is not PositionScheme and not idle.get(hook)]
   return ', '.join(WHERE[hook] for hook in own) or 'nothing'
 
 
@@ -115,7 +116,7 @@ def table(runs: Sequence[Run]) -> str:
   lines = [row for _, row in sorted(rows, key=lambda item: item[0])]
   lines += list(_methods(at_1x, curve, 'rope'))
   seeds = sorted({run.seed for run in report.runs})
-  rates = {run.config['optimizer']['learning_rate'] for run in runs}
+  rates = {Config.from_dict(run.config).optimizer.learning_rate for run in runs}
   config = Config.from_dict(runs[0].config)
   tokens = config.steps * config.optimizer.accumulate * config.batch * config.train_len
   about = [
