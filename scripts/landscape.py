@@ -33,6 +33,11 @@ from training import cli
 # A scheme's string where its defaults need a number; rows of text have none, so the grid of 2D-RoPE is arbitrary.
 FORMS = {'rope2d': 'rope2d(width=16)'}
 WHERE = {'embed': 'embeddings', 'rotate': 'queries, keys', 'score': 'logits', 'values': 'values'}
+SMOKE = (
+  '--config.steps=10', '--config.train_len=32', '--config.batch=8', '--config.data.corpus=stdlib',
+  '--config.data.test_docs=12', '--config.model.layers=1', '--config.model.d_model=48',
+  '--config.optimizer.warmup_steps=2', '--config.eval.multiples=(0.5, 1.0, 2.0, 8.0)', '--config.surface.checkpoints=2',
+)  # fmt: skip
 HEAD = ('scheme', 'positions', 'acts on', 'learned', 'NLL at 1x', 'stretch', 'reach', 'tokens/s', 'bytes')
 
 
@@ -89,11 +94,13 @@ def table(runs: Sequence[Run]) -> str:
     return '?' if math.isnan(value) else f'{value:.2f}'
 
   def curve(key) -> list[str]:
-    if key not in extents or extents[key][1] is None:
+    if key not in extents:
       return ['', '']
     c, far, used = extents[key]
-    ends = '' if c.lengths[-1] == longest else ', no longer one'
-    return [far.text(report.train_len) + ends, used[0].text(report.train_len) + ends]
+    if far is None:  # 1x was not swept
+      return ['', '']
+    ends = '' if c.lengths[-1] == longest else f', ends at {c.lengths[-1] / report.train_len:g}x'
+    return [far.text(report.train_len) + ends, used[0].text(report.train_len)]
 
   rows = []
   for name, mine in by_scheme.items():
@@ -120,8 +127,8 @@ def table(runs: Sequence[Run]) -> str:
   config = Config.from_dict(runs[0].config)
   tokens = config.steps * config.optimizer.accumulate * config.batch * config.train_len
   about = [
-    f'{next(iter(at_1x.values()))["params"]:,} parameters, trained at {report.train_len} tokens (1x) on {tokens:,} of '
-    f'{report.points[0]["corpus"]}; seeds {", ".join(map(str, seeds))}; '
+    f'{next(iter(at_1x.values()))["params"]:,} parameters, trained at {report.train_len} tokens (1x) on {tokens:,} '
+    f'tokens of {report.points[0]["corpus"]}; seeds {", ".join(map(str, seeds))}; '
     + (
       f'learning rate {rates.pop():g} for all: no scheme has one of its own.'
       if len(rates) == 1
@@ -171,11 +178,14 @@ def main(argv: list[str] | None = None) -> int:
   args, rest = parser.parse_known_args(argv)
   code = 0
   if not args.table:
-    size, seeds = ('smoke', '0') if args.smoke else ('nano', '0,1,2')
-    code = grid.main([
-      f'--config=configs/landscape.py:{size}', f'--workdir={args.workdir}', f'--posenc={args.posenc}',
-      f'--seeds={args.seeds or seeds}', *rest,
-    ])  # fmt: skip
+    seeds = args.seeds or ('0' if args.smoke else '0,1,2')
+    asked = [
+      '--config=configs/landscape.py',
+      f'--workdir={args.workdir}',
+      f'--posenc={args.posenc}',
+      f'--seeds={seeds}',
+    ]
+    code = grid.main([*asked, *(SMOKE if args.smoke else ()), *rest])
     if code > 1 or {'--status', '--print'} & set(rest):  # 1: some cells failed, the others have a table
       return code
   swept = sorted(path for path in args.workdir.glob('*seed=*') if curve_of(path).exists())
