@@ -1,9 +1,9 @@
 """Does a model that copies words of up to 9 letters copy longer ones? After Kazemnejad et al. 2023 (2305.19466).
 
 COMMAND   python train.py --config=configs/length_generalisation.py:nope --workdir=runs/copy/nope-0
-          python -m evaluation.tasks --workdir=runs/copy/nope-0 --task=copy --multiples=0.5,0.75,1,1.25,1.5,2 --trials=100
+          python -m evaluation.tasks --workdir=runs/copy/nope-0 --task=copy --multiples=0.5,1,1.25,1.5,2 --trials=100
 SEEDS     --config.seed=1 ...; python -m scripts.compare_tasks runs/copy/* --task=copy --out=runs/copy/copy.png
-OTHERS    --config.data.corpus='reverse(length=20)', or any other task of data/tasks.py; --config.train_len is its length
+OTHERS    --config.data.corpus='reverse(length=20)', or any other task of data/tasks.py; train_len is its row's length
           --config.positions='randomized(max_len=80)' (Ruoss et al. 2023)
 
 MEASURED, 2026-11-30, five seeds each: MEASURED_HERE. All of it: docs/tasks.md.

@@ -51,6 +51,17 @@ def residuals(train_len: int) -> str:
   return f'fixed_targets, of a model that uses all of {train_len} tokens: higher at 1x than beyond by {cells}'
 
 
+def keys(train_len: int, max_multiple: int) -> str:
+  """What choosing targets by their losses makes of a model that gains nothing."""
+  k = nulls.key_tokens(train_len, max_multiple)
+  return (
+    f'key_tokens, of a model without a gain whose losses flicker by 1 nat: {k.keys} of {k.targets} targets, '
+    f'{k.mirrored} with its two contexts exchanged; perplexity falls by {100 * k.seen:.1f} % from {train_len} to '
+    f'{4 * train_len} tokens, where the judge has chosen, and by {100 * k.unseen:.1f} % from {2 * train_len} to '
+    f'{max_multiple * train_len}, where it has not'
+  )
+
+
 def networks(window: int = 16, train_len: int = 32) -> list[str]:
   plan = nulls.synthetic_plan(train_len=train_len, max_multiple=8)
   reach = 2 * window + plan.targets
@@ -83,6 +94,8 @@ def main(argv: list[str] | None = None) -> int:
   except (SpecError, ValueError) as error:
     parser.error(str(error))
   print(residuals(args.train_len), end='\n\n')
+  if args.max_multiple > 4 and any(protocol.startswith('key_tokens') for protocol in protocols):
+    print(keys(args.train_len, args.max_multiple), end='\n\n')
   for line in networks():
     print(line)
   return 0

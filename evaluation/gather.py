@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import posenc
-from evaluation import figures, summary
+from evaluation import diagnosis, figures, stability, summary, tokens
+from evaluation.chosen import Setting
 from evaluation.plan import Comparison
 from evaluation.points import line_name, plain, trained
-from evaluation.runs import Run
+from evaluation.runs import Run, compared
 from evaluation.sweep import Point
 from spec import SpecError, parse
 
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
 PERPLEXITY, LESS_NONE, LESS_FIRST, GAIN = 'perplexity', 'less none', 'less the first scheme', 'gain of far text'
+VALIDATION = 'validation at 1x'
+
+
+_PAIRS = (
+  'Nats that come back where the angles of frequency pairs are kept within the range of training. Held: keys farther '
+  'than in training are seen by these pairs under the angle of the farthest distance in training. pi: all distances '
+  'are squeezed, for these pairs alone. Parts do not add up.'
+)
+_ATTENTION = 'Attention of the queries that predict the targets, by layer and head.'
 
 
 class Number(NamedTuple):
@@ -48,10 +58,19 @@ class Picture(NamedTuple):
 
 
 class Report:
-  """What is said of `runs`. comparisons: whose tokens are shown; the configs' own, or the widest differences."""
+  """What is said of `runs`. comparisons: whose tokens are shown; the configs' own, or the widest differences.
 
-  def __init__(self, runs: Sequence[Run], comparisons: Sequence[str] = ()):
-    self.runs, self._asked = runs, comparisons
+  settings: what `runs` were chosen from. unswept: folders of runs that have no curve.
+  """
+
+  def __init__(
+    self,
+    runs: Sequence[Run],
+    comparisons: Sequence[str] = (),
+    settings: Sequence[Setting] = (),
+    unswept: Sequence[pathlib.Path] = (),
+  ):
+    self.runs, self._asked, self.settings, self.unswept = runs, comparisons, settings, unswept
     self.points = [p for run in runs for p in run.points]
     self.train_len = self.points[0]['train_length']
     self.rows = summary.rows(self.points)
@@ -80,6 +99,11 @@ class Report:
   @functools.cached_property
   def numbers(self) -> list[Number]:
     out = []
+    for s in self.settings:
+      said = f'seeds {", ".join(map(str, s.nll)) or "none"}: {s.said}'
+      key = s.scheme, s.positions, 'none', 'validation', self.train_len
+      number = self._number(VALIDATION, key, 'nats', value=s.mean, marked=s.chosen, said=said)
+      out.append(number._replace(line=s.text))
     for p in self.rows:
       key = p['scheme'], p.get('positions', 'sequential'), p['method'], p['protocol'], p['length']
       said = p['outcome'] if p['outcome'] != 'ok' else ''
@@ -98,9 +122,9 @@ class Report:
       for name, e in [*named, *((f'reach({eps:g})', e) for eps, e in zip(summary.EPSILONS, used))]:
         values = {'value': e.value, 'low': e.low, 'high': e.high, 'said': e.text(self.train_len)}
         out.append(self._number(name, curve[:4], 'tokens', **values))
-    for scheme, text, cell, least in self.declared:
+    for scheme, positions, _, text, cell, least in self.declared:
       said = '' if math.isnan(least) else f'four in five true differences of {least:.2g} nats are found'
-      key = scheme, 'sequential', text, 'fixed_targets'
+      key = scheme, positions, text, 'fixed_targets'
       out.append(self._cell('fixed in advance', key, cell)._replace(said=said))
     return out
 
@@ -110,8 +134,7 @@ class Report:
 
   @functools.cached_property
   def declared(self) -> list[summary.Declared]:
-    compare = dict.fromkeys(c for run in self.runs for c in run.compare)
-    return summary.declared(self.points, list(compare))
+    return summary.declared(self.points, compared(self.runs))
 
   def write_csv(self, path: pathlib.Path) -> None:
     with path.open('w', newline='') as file:
@@ -123,7 +146,7 @@ class Report:
 
   @functools.cached_property
   def pictures(self) -> dict[str, Picture]:
-    """By what they show: a protocol, 'plane', 'position'."""
+    """By what they show: a protocol, 'plane', 'position', 'surface'."""
     out = {}
     for protocol in self.protocols:
       rows = self.of(protocol)
@@ -143,6 +166,11 @@ class Report:
         'below it the curve is flat. Both are lengths of the sweep; dots are set apart a little.'
       )
       out['plane'] = Picture('stretch and reach', figures.plane(dots, self.train_len, self.looks), caption)
+    for name, draw in (('pairs', figures.pairs), ('attention', figures.attention)):
+      for run, of in self.diagnoses[name]:
+        what = {'pairs': _PAIRS, 'attention': _ATTENTION}[name]
+        title = f'{name}: {trained(run.points[0])}, seed {run.seed}, {of[0]["method"]}'
+        out[f'{name} {run.workdir} {of[0]["method"]}'] = Picture(title, draw(of), f'{what} {_of(of)}')
     buckets = [p for p in self.points if p.get('buckets')]
     if buckets:
       caption = (
@@ -150,7 +178,33 @@ class Report:
         'Where a line goes up beyond the dotted training length the scheme breaks there.'
       )
       out['position'] = Picture('NLL by position in the window', figures.by_position(buckets, self.looks), caption)
+    surface = stability.points(self.runs)
+    if any('nll' in p for p in surface):
+      caption = (
+        'Fixed targets of validation documents, none of the test; a line is the mean of its seeds, each drawn thin. '
+        'What rises from left to right gets worse with training.'
+      )
+      figure = figures.surface(stability.lines(surface), self.train_len)
+      out['surface'] = Picture('perplexity against tokens seen', figure, f'{counted(surface)}{caption}')
+    if self.several:  # an order of schemes is of one token budget
+      out = {name: p._replace(caption=f'{p.caption} {self.stability}') for name, p in out.items()}
     return out
+
+  @functools.cached_property
+  def diagnoses(self) -> dict[str, list[tuple[Run, list[Point]]]]:
+    """'pairs' and 'attention': what evaluation.diagnose left of each run's checkpoint, by method."""
+    out: dict[str, list[tuple[Run, list[Point]]]] = {'pairs': [], 'attention': []}
+    for name, found in out.items():
+      for run in self.runs:
+        points = diagnosis.read(run.workdir / 'diagnosis' / f'{name}.jsonl')
+        points = [p for p in points if p['checkpoint_step'] == run.points[0]['checkpoint_step']]
+        for method in dict.fromkeys(p['method'] for p in points):
+          found.append((run, [p for p in points if p['method'] == method]))
+    return out
+
+  @functools.cached_property
+  def stability(self) -> str:
+    return stability.rank_stability(self.runs)
 
   @functools.cached_property
   def references(self) -> list[tuple[str, str]]:
@@ -170,24 +224,45 @@ class Report:
           out[call.name] = _first(posenc.METHODS[call.name])
     return list(out.items())
 
-  def comparisons(self) -> list[tuple[Run, str]]:
-    """(run, comparison) of the first run of each scheme: as asked for, as its config says, or the best method of the
-    longest length."""
-    out = []
-    for run in {trained(run.points[0]): run for run in reversed(self.runs)}.values():
-      asked = list(self._asked or run.compare)
-      methods = {p['method'] for p in run.points if p['protocol'] == 'fixed_targets'}
-      asked = [text for text in asked if {*Comparison.parse(text)[:2]} <= methods]
-      mine = LESS_NONE, 'fixed_targets', run.points[0]['scheme']
-      cells = [n for n in self.numbers if (n.table, n.protocol, n.scheme) == mine and math.isfinite(n.value)]
-      if not asked and cells:
-        best = min(cells, key=lambda n: (-(n.length or 0), n.value))
-        asked = [f'{best.method} - none at {(best.length or 0) / self.train_len:g}x']
-      out += [(run, text) for text in asked]
-    return out[::-1]
+  def comparisons(self) -> list[tokens.Pair]:
+    """Whose tokens are shown. As asked for, or of each scheme what its config says or its best method at the longest
+    length against none; then the best line of each other scheme against that of the first."""
+    if self._asked:
+      return [pair for text in self._asked for pair in tokens.pairs(text, self.runs)]
+    out, best = [], {}
+    lines = tokens.lines(self.runs)
+    fixed = [p for p in self.of('fixed_targets') if math.isfinite(p.get('nll', math.inf))]
+    for scheme in dict.fromkeys(map(trained, fixed)):
+      mine = [p for p in fixed if trained(p) == scheme]
+      by = {line.method: line for line in lines if line.name == f'{scheme} {line.method}'}
+      asked = [
+        c for c in map(Comparison.parse, compared(self.runs).get(scheme, [])) if {c.method, c.reference} <= set(by)
+      ]
+      longest = max(p['length'] for p in mine)
+      others = [p for p in mine if p['method'] != 'none' and p['length'] == longest]
+      if not asked and others and 'none' in by:
+        least = min(others, key=lambda p: p['nll'])
+        asked = [Comparison(least['method'], 'none', longest / self.train_len)]
+      out += [tokens.Pair(by[c.method], by[c.reference], round(c.multiple * self.train_len)) for c in asked]
+      best[scheme] = {
+        n: min((p['nll'], p['method']) for p in mine if p['length'] == n) for n in {p['length'] for p in mine}
+      }
+    first, *rest = best or [None]
+    for scheme in rest:
+      shared = set(best[scheme]) & set(best[first])
+      if shared:
+        n = max(shared)
+        line, reference = (next(x for x in lines if x.name == f'{s} {best[s][n][1]}') for s in (scheme, first))
+        out.append(tokens.Pair(line, reference, n))
+    return out
 
   def lengths(self, protocol: str) -> list[int]:
     return sorted({p['length'] for p in self.points if p['protocol'] == protocol})
+
+
+def _of(points: Sequence[Point]) -> str:
+  p = points[0]
+  return f'{p["targets"]} targets of {p["documents"]} documents.'
 
 
 def counted(rows: Sequence[Point]) -> str:

@@ -17,23 +17,31 @@ from flax import nnx
 import posenc
 from data import TokenDocument
 from evaluation.plan import EvalConfig, Plan
-from evaluation.protocols import Numbers, Window, reduce
+from evaluation.protocols import STREAM, Numbers, Window, reduce
 from models.lm import LM, ModelConfig
 
 VOCAB = 257
 
 
 class Null(NamedTuple):
-  """nll(context_t) -> nats. `truth(L)`, its loss at length L, is that of a target with a whole window before it."""
+  """nll(context_t) -> nats. `truth(L)`, its loss at length L, is that of a target with a whole window before it.
+
+  scatter: standard deviation of what a target's loss is off by, nats, drawn anew for every window.
+  """
 
   name: str
   nll: Callable[[np.ndarray], np.ndarray]
+  scatter: float = 0.0
 
   def truth(self, length: int) -> float:
     return float(self.nll(np.array([length - 1]))[0])
 
   def row(self, window: Window) -> np.ndarray:
-    return self.nll(np.arange(window.length - window.scored, window.length)).astype(np.float64)
+    nll = self.nll(np.arange(window.length - window.scored, window.length)).astype(np.float64)
+    if not self.scatter:
+      return nll
+    rng = np.random.default_rng([window.document - STREAM, window.start, window.length])
+    return nll + self.scatter * rng.standard_normal(window.length)[-window.scored :]
 
 
 def smooth(k: int) -> Null:
@@ -61,6 +69,11 @@ def broken(limit: int) -> Null:
   return Null(f'breaks beyond {limit} tokens', lambda t: np.where(t < limit, near(t), 8.0))
 
 
+def flicker(k: int, scatter: float = 1.0) -> Null:
+  """`smooth(k)` whose losses differ from length to length without a gain: what key tokens are chosen from by chance."""
+  return Null(f'uses at most {k} tokens and flickers by {scatter:g} nat', smooth(k).nll, scatter)
+
+
 def catalogue(train_len: int) -> list[Null]:
   t = EvalConfig.targets(train_len)
   return [
@@ -72,6 +85,7 @@ def catalogue(train_len: int) -> list[Null]:
     copy(4 * train_len),
     uniform(),
     broken(train_len),
+    flicker(train_len),
   ]
 
 
@@ -100,6 +114,26 @@ def judge(null: Null, plan: Plan, protocol: str, short: int, long: int) -> Verdi
 def fake_gain(plan: Plan, protocol: str, train_len: int, short: int, long: int) -> float:
   """By what share perplexity falls from `short` to `long` for a model that uses at most train_len tokens."""
   return judge(smooth(train_len), plan, protocol, short, long).gain
+
+
+class Keys(NamedTuple):
+  """Of a null that flickers, as `key_tokens` with its defaults reports it; none of the gains is one."""
+
+  targets: int
+  keys: int
+  mirrored: int
+  seen: float  # by what share perplexity falls from 1x to 4x, of which the judge has chosen
+  unseen: float  # and from 2x to the longest length
+
+
+def key_tokens(train_len: int, max_multiple: int, scatter: float = 1.0) -> Keys:
+  plan = synthetic_plan(('key_tokens',), train_len=train_len, max_multiple=max_multiple, documents=40)
+  null = flicker(train_len, scatter)
+  at = {n: evaluate(null, plan, 'key_tokens', n * train_len) for n in (1, 2, 4, max_multiple)}
+  chosen = at[1].chosen
+  assert chosen is not None
+  gains = [1 - math.exp(at[far].nll - at[near].nll) for near, far in ((1, 4), (2, max_multiple))]
+  return Keys(sum(map(len, chosen.keys)), at[1].tokens, chosen.mirrored, *gains)
 
 
 def residual(k: int, length: int, targets: int) -> float:

@@ -38,6 +38,13 @@ def read_curve(path: pathlib.Path) -> list[Point]:
   return [{k: _number(v) for k, v in p.items()} for p in points]
 
 
+def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
+  """What a run said while it was trained: {'step': updates done, tag: value ...} a line. [] where it said nothing."""
+  path = workdir / 'metrics.jsonl'
+  whole = path.read_text().split('\n')[:-1] if path.exists() else []  # the last one may be half written
+  return [{k: _number(v) for k, v in json.loads(line).items()} for line in whole]
+
+
 def merge(old: Sequence[Point], new: Sequence[Point]) -> list[Point]:
   """`old` with what `new` measured again replaced; points of another checkpoint or target set stay.
 
@@ -65,6 +72,17 @@ def trained(point: Point) -> str:
 
 def line_name(point: Point, several: bool) -> str:
   return f'{trained(point)} {point["method"]}' if several else point['method']
+
+
+def chance(points: Sequence[Point]) -> str | None:
+  """What to know of key tokens, of one protocol's points: how many there are, and would be by chance."""
+  found = dict.fromkeys((p['tokens'], p['mirrored']) for p in points if 'mirrored' in p)
+  if not found:
+    return None
+  counts = '; '.join(f'{n} key tokens, {mirrored} with the two contexts exchanged (chance)' for n, mirrored in found)
+  return (
+    f"{counts}. They were chosen by two of these lengths: a fall between those, and the judge's own gain, are of it"
+  )
 
 
 def fake_gain(points: Sequence[Point]) -> float | None:

@@ -9,6 +9,7 @@ does with it; a row of NLLs is one forward pass at its own length, never part of
 read the first max_multiple * train_len tokens of each document, the first `non_overlapping_docs` of them.
 """
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,10 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from data.windows import first_start
-from posenc import Unsupported
+from posenc import Unsupported, check_method
 from spec import Call, SpecError, choose
 
 STREAM = -1  # as a window's document: the documents one after the other
+BROKEN = 0.05  # nats, by which a judge of key tokens may be worse with the long context than with the short one
 
 
 class Window(NamedTuple):
@@ -48,12 +50,26 @@ class Part(NamedTuple):
   last: int
 
 
+class Judge(NamedTuple):
+  """Who says which targets count, from what two contexts make of each: parts of the same targets, in their order."""
+
+  method: str
+  short: Sequence[Part]
+  long: Sequence[Part]
+  alpha: float
+  beta: float
+
+  @property
+  def lengths(self) -> tuple[int, int]:
+    return self.short[0].window.length, self.long[0].window.length
+
+
 class Selection(NamedTuple):
   """What counts, and how it is averaged.
 
   mean: 'tokens', every target alike, or 'windows', the mean of the windows' means. base: perplexity is base ** nll.
   edges: also the mean of the targets at positions edges[i] .. edges[i + 1] - 1 of their window. true: of a control, the
-  same targets with their true text before them.
+  same targets with their true text before them. judge: only the targets that it chooses count, of any model.
   """
 
   parts: list[Part]
@@ -61,6 +77,7 @@ class Selection(NamedTuple):
   base: float = math.e
   edges: tuple[int, ...] = ()
   true: Sequence[Part] = ()
+  judge: Judge | None = None
 
 
 class Bucket(NamedTuple):
@@ -68,6 +85,17 @@ class Bucket(NamedTuple):
   last: int
   nll: float
   tokens: int
+
+
+class Chosen(NamedTuple):
+  """By a judge. mirrored: targets that it would have chosen with its two contexts exchanged; so many are chance."""
+
+  keys: tuple[np.ndarray, ...]  # bool, of the targets of each part
+  mirrored: int
+
+  @property
+  def digest(self) -> str:
+    return hashlib.sha256(np.packbits(np.concatenate(self.keys)).tobytes()).hexdigest()[:16]
 
 
 class Numbers(NamedTuple):
@@ -82,6 +110,7 @@ class Numbers(NamedTuple):
   nll_D: np.ndarray  # float64, of the documents that have targets
   weight_D: np.ndarray  # float64, sums to 1
   buckets: tuple[Bucket, ...]
+  chosen: Chosen | None = None
 
 
 def fixed_targets(plan: Any, length: int) -> Selection:
@@ -215,6 +244,57 @@ def position_wise(plan: Any, length: int) -> Selection:
   return non_overlapping(plan, length)._replace(edges=edges)
 
 
+def key_tokens(
+  plan: Any,
+  length: int,
+  *,
+  judge: str = 'none',
+  short: float = 1.0,
+  long: float = 4.0,
+  alpha: float = 2.0,
+  beta: float = -2.0,
+) -> Selection:
+  """`fixed_targets`, of those alone that need long context: LongPPL (Fang et al. 2024, arXiv 2410.23771).
+
+  A target is a key token if its long-short difference LSD = log p_long - log p_short > alpha and its long-context
+  likelihood LCL = log p_long > beta, nats, alpha and beta theirs; key tokens are averaged alike. In the paper another,
+  larger model tells, with 4096 tokens and more against the whole text; here it is the checkpoint itself, read by the
+  method `judge` in windows of `short` and of `long` times train_len, once for all methods and lengths.
+
+  The judge's own numbers are biased by the choice: high at `short` and low at `long`, as those of every method that is
+  the same there. Any scatter between two lengths is chosen as a gain (`evaluation.certify`). So methods compare, and
+  curves fall, only where the judge has not looked; and as many keys as are `mirrored` (the contexts exchanged) are
+  chance. Checkpoints have key tokens of their own: neither seeds nor schemes are compared on them. A judge that is
+  worse with the long context, by more than 0.05 nats over all targets, is refused.
+  """
+  parts = fixed_targets(plan, length).parts
+  lengths = [round(multiple * plan.train_len) for multiple in (short, long)]
+  for n in lengths:
+    if not plan.targets < n <= plan.longest or n % plan.stride:
+      raise Unsupported(f'key_tokens: no windows of {n} tokens')
+  looks = [fixed_targets(plan, n).parts for n in lengths]
+  return Selection(parts, judge=Judge(judge, looks[0], looks[1], alpha, beta))
+
+
+def choose_targets(judge: Judge, row: Callable[[Window], np.ndarray]) -> Chosen:
+  """Unsupported where the judge is broken, or finds none. row: see `reduce`, of the judge."""
+  short, long = ([_nll(part, row(part.window)) for part in parts] for parts in (judge.short, judge.long))
+  worse = float(np.concatenate(long).mean() - np.concatenate(short).mean())
+  who, (first, second) = judge.method, judge.lengths
+  if not worse <= BROKEN:
+    raise Unsupported(
+      f'key_tokens: {who} is {worse:.3g} nats worse at {second} tokens than at {first}, and cannot judge'
+    )
+
+  def keys(near, far):
+    return tuple((n - f > judge.alpha) & (-f > judge.beta) for n, f in zip(near, far, strict=True))
+
+  chosen = Chosen(keys(short, long), sum(int(k.sum()) for k in keys(long, short)))
+  if not any(k.any() for k in chosen.keys):
+    raise Unsupported(f'key_tokens: {who} finds none among {sum(map(len, chosen.keys))} targets')
+  return chosen
+
+
 PROTOCOLS: dict[str, Callable[..., Selection]] = {
   'fixed_targets': fixed_targets,
   'non_overlapping': non_overlapping,
@@ -226,6 +306,7 @@ PROTOCOLS: dict[str, Callable[..., Selection]] = {
   'dape_last256': dape_last256,
   'lm_eval_rolling': lm_eval_rolling,
   'position_wise': position_wise,
+  'key_tokens': key_tokens,
 }
 
 
@@ -239,6 +320,14 @@ def check(text: str, table: Table = PROTOCOLS, what: str = 'protocols') -> Call:
     if call.kwargs.get(name, least) < least:
       given = f'{what} {call.name}: {name} = {call.kwargs[name]}'
       raise SpecError(f'{given}: a whole number of at least {least} is allowed')
+  if call.name == 'key_tokens':
+    try:
+      check_method(call.kwargs.get('judge', 'none'))
+    except SpecError as error:
+      raise SpecError(f'{what} {call.name}: judge = {call.kwargs["judge"]!r}: {error}') from None
+    short, long = call.kwargs.get('short', 1.0), call.kwargs.get('long', 4.0)
+    if not 0 < short < long:
+      raise SpecError(f'{what} key_tokens: short = {short:g}, long = {long:g}: a short one below the long is allowed')
   return call
 
 
@@ -257,15 +346,33 @@ def needed(selections: Iterable[Selection]) -> list[Window]:
   return sorted(windows, key=lambda w: (w.length, w.scored, w.far, w.document, w.start))
 
 
-def reduce(plan: Any, selection: Selection, row: Callable[[Window], np.ndarray], bytes_V: np.ndarray) -> Numbers:
-  """The number. `row(window)` has the NLL of its last `scored` positions, nats; bytes_V: bytes of each token."""
+def _nll(part: Part, row: np.ndarray) -> np.ndarray:
+  """float64, of the part's targets."""
+  kept = part.window.length - part.window.scored  # the index of the row's first entry
+  return row[part.first - kept : part.last - kept].astype(np.float64)
+
+
+def reduce(
+  plan: Any,
+  selection: Selection,
+  row: Callable[[Window], np.ndarray],
+  bytes_V: np.ndarray,
+  judge: Callable[[Window], np.ndarray] | None = None,
+) -> Numbers:
+  """The number. `row(window)` has the NLL of its last `scored` positions, nats; bytes_V: bytes of each token.
+
+  judge: the rows of the selection's judge; the model itself, if it has one and this is not told.
+  """
+  chosen = choose_targets(selection.judge, judge or row) if selection.judge else None
   count = len(plan.documents)
   sum_D, weight_D, tokens, n_bytes = np.zeros(count), np.zeros(count), 0, 0
   buckets = np.zeros((2, max(len(selection.edges) - 1, 0)))
-  for window, first, last in selection.parts:
-    kept = window.length - window.scored  # the index of the row's first entry
-    nll = row(window)[first - kept : last - kept].astype(np.float64)
+  for i, part in enumerate(selection.parts):
+    window, first, last = part
+    nll = _nll(part, row(window))
     targets, owner = plan.targets_of(window, first, last)
+    if chosen:
+      nll, targets = nll[chosen.keys[i]], targets[chosen.keys[i]]
     if window.document == STREAM:
       text = owner >= 0  # BOS is no target, wherever a stream has one
       nll, targets, owner = nll[text], targets[text], owner[text]
@@ -278,9 +385,9 @@ def reduce(plan: Any, selection: Selection, row: Callable[[Window], np.ndarray],
       weight_D[owner] += weight * len(nll)
     tokens += len(nll)
     n_bytes += int(bytes_V[targets].sum())
-    for i, (low, high) in enumerate(zip(selection.edges, selection.edges[1:])):
+    for j, (low, high) in enumerate(zip(selection.edges, selection.edges[1:])):
       at = slice(max(low - first, 0), max(high - first, 0))
-      buckets[:, i] += nll[at].sum(), len(nll[at])
+      buckets[:, j] += nll[at].sum(), len(nll[at])
   used = weight_D > 0
   sum_D, weight_D = sum_D[used], weight_D[used]
   nll = float(sum_D.sum() / weight_D.sum())
@@ -297,6 +404,7 @@ def reduce(plan: Any, selection: Selection, row: Callable[[Window], np.ndarray],
       Bucket(low, high, float(total / n), int(n))
       for low, high, (total, n) in zip(selection.edges, selection.edges[1:], buckets.T)
     ),
+    chosen=chosen,
   )
 
 

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 
 from evaluation import events, figures, summary
-from evaluation.points import FLOOR, fake_gain, floors, line_name, merge, plain, read_curve, to_line, trained
+from evaluation.points import FLOOR, chance, fake_gain, floors, line_name, merge, plain, read_curve, to_line, trained
 from evaluation.sweep import Point, exp
 
 
@@ -92,6 +92,9 @@ def table(points: Sequence[Point], protocol: str = 'fixed_targets') -> str:
   lines = [line(head), *(line(row) for row in body)]
   if fake is not None:
     lines.append(f'note: a model that uses at most 1x tokens of context falls by {100 * fake:.0f} % here')
+  keys = chance(rows)
+  if keys is not None:
+    lines.append(f'note: {keys}')
   return '\n'.join(lines)
 
 

@@ -6,21 +6,30 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from evaluation import figures, summary, tokens
+from evaluation import diagnosis, figures, summary, tokens
 from evaluation.controls import CONTROLS
-from evaluation.gather import GAIN, LESS_FIRST, LESS_NONE, PERPLEXITY, Number, Report, counted
+from evaluation.gather import GAIN, LESS_FIRST, LESS_NONE, PERPLEXITY, VALIDATION, Number, Report, counted
 from evaluation.page import Markup, figure, join, missing, number, page, table, tag
-from evaluation.plan import Comparison
-from evaluation.points import FLOOR, fake_gain, floors, line_name, trained
+from evaluation.points import FLOOR, chance, fake_gain, floors, line_name, trained
 from evaluation.protocols import PROTOCOLS
+from evaluation.runs import compared
 from evaluation.stats import MIN_DOCUMENTS, Extent
 from evaluation.sweep import Point, exp
 
 
 def html(report: Report) -> str:
   title = f'Longcurve: {", ".join(dict.fromkeys(trained(p) for p in report.rows))}'
-  parts = [_runs(report), _curves(report), _plane(report), _differences(report), _schemes(report), _gains(report)]
-  return page(title, *parts, _positions(report), _declared(report), _tokens(report), _provenance(report))
+  parts = [
+    _runs(report),
+    _settings(report),
+    _curves(report),
+    _plane(report),
+    _differences(report),
+    _schemes(report),
+    _gains(report),
+  ]
+  parts += [_surface(report), _positions(report), _diagnosis(report)]
+  return page(title, *parts, _declared(report), _tokens(report), _provenance(report))
 
 
 def _runs(report: Report) -> Markup:
@@ -35,7 +44,7 @@ def _runs(report: Report) -> Markup:
     body.append([str(run.workdir), trained(p), run.seed, p['checkpoint_step'], *sizes, ratio, str(git)[:12]])
   p = report.points[0]
   corpus = f'corpus {p.get("corpus", "not told")}, sha256 {p.get("corpus_sha256", "not told")}'
-  seeds = sorted({len(row.get('seeds', [0])) for row in report.rows})
+  seeds = sorted({len(row.get('seeds', [0])) for row in report.rows if 'nll' in row})
   who = {
     1: 'One seed of a scheme: what is said is about the checkpoint, not about the scheme.',
     2: 'Two seeds of a scheme: one degree of freedom, so that intervals are as wide as they look.',
@@ -47,8 +56,34 @@ def _runs(report: Report) -> Markup:
       *(
         missing(f'{run.workdir}: no config.json, so no config and no versions') for run in report.runs if not run.record
       ),
+      *(missing(f'{folder}: a run that was not swept, left out') for folder in report.unswept),
     ]
   )
+
+
+def _settings(report: Report) -> Markup:
+  """What every scheme was given to choose from."""
+  found = [n for n in report.numbers if n.table == VALIDATION]
+  schemes = {(n.scheme, n.positions) for n in found}
+  if len(found) == len(schemes):
+    alone = 'one setting of each scheme: an order of schemes at one learning rate is not an order of schemes'
+    return missing(alone) if len(schemes) > 1 else Markup('')
+  note = (
+    'Of each scheme the setting with the lowest NLL of validation text at 1x, the mean over seeds at the checkpoint '
+    'that was swept, is what the rest of this page is about. Test text and other lengths have no say.'
+  )
+  body = [
+    [
+      trained({'scheme': n.scheme, 'positions': n.positions}),
+      n.line,
+      number(f'{n.value:.4f}', n.value) if math.isfinite(n.value) else 'not told',
+      n.said,
+      tag('td', 'yes' if n.marked else 'no', class_='better' if n.marked else None),
+    ]
+    for n in found
+  ]
+  head = 'scheme', 'setting', 'validation NLL at 1x, nats', '', 'compared below'
+  return join([tag('h2', 'Settings'), tag('p', note, class_='note'), table(head, body)])
 
 
 def _curves(report: Report) -> Markup:
@@ -66,7 +101,7 @@ def _curve(report: Report, protocol: str) -> Markup:
   if protocol in report.pictures:
     picture = report.pictures[protocol]
     out += [figure(figures.svg(picture.figure), picture.caption), _artefact(report, rows)]
-  fewest = min((p['documents'] for p in rows if 'documents' in p), default=0)
+  fewest = min((p['documents'] for p in rows if 'documents' in p), default=MIN_DOCUMENTS)
   if fewest < MIN_DOCUMENTS:
     out.append(missing(f'{fewest} documents: no interval is given below {MIN_DOCUMENTS}'))
   floor = floors(rows)
@@ -137,6 +172,14 @@ def _gains(report: Report) -> Markup:
   return join(out)
 
 
+def _surface(report: Report) -> Markup:
+  out = [tag('h2', 'While it was trained')]
+  if 'surface' not in report.pictures:
+    return join([*out, missing('not measured: train.py --config.surface.checkpoints=10')])
+  picture = report.pictures['surface']
+  return join([*out, figure(figures.svg(picture.figure), picture.caption)])
+
+
 def _positions(report: Report) -> Markup:
   out = [tag('h2', 'By position in the window')]
   if 'position' not in report.pictures:
@@ -145,13 +188,54 @@ def _positions(report: Report) -> Markup:
   return join([*out, figure(figures.svg(picture.figure), picture.caption)])
 
 
+def _diagnosis(report: Report) -> Markup:
+  out = [tag('h2', 'Why it broke')]
+  if not any(report.diagnoses.values()):
+    return join([*out, missing('not diagnosed: python -m evaluation.diagnose --workdir=...')])
+  for name, found in report.diagnoses.items():
+    for run, points in found:
+      picture = report.pictures[f'{name} {run.workdir} {points[0]["method"]}']
+      out += [tag('h3', picture.title), figure(figures.svg(picture.figure), picture.caption)]
+      if name == 'pairs':
+        out.append(_details('the numbers', _recovered(points)))
+  return join(out)
+
+
+def _recovered(points: Sequence[Point]) -> Markup:
+  lengths, train_len = sorted({p['length'] for p in points}), points[0]['train_length']
+  at = {(p['length'], diagnosis.line(p)): p for p in points}
+  nothing = {p['length']: p for p in points if p['what'] == 'none'}
+
+  def cell(point: Point | None, field: str) -> Markup:
+    if point is None:
+      return Markup('')
+    x, low, high = (math.nan if (v := point[f]) is None else v for f in (field, f'{field}_low', f'{field}_high'))
+    return number(f'{x:+.3f}', x, low, high)
+
+  body = [['damage: rise over 1x', *(cell(nothing.get(n), 'damage') for n in lengths)]]
+  body += [[name, *(cell(at.get((n, name)), 'recovered') for n in lengths)] for name in diagnosis.lines(points)]
+  return table(['nats recovered', *(f'{n} = {n / train_len:g}x' for n in lengths)], body)
+
+
 def _declared(report: Report) -> Markup:
   out = [tag('h2', 'Fixed in advance')]
-  found = [n for n in report.numbers if n.table == 'fixed in advance']
-  if not found:
-    return join([*out, missing('no config names a comparison (config.eval.compare) that was swept')])
-  body = [[n.scheme, n.method, _difference(n), f'{n.p:.2g}' if n.p == n.p else '', n.said] for n in found]
-  return join([*out, table(('scheme', 'comparison', 'nats', 'p, tested alone', ''), body)])
+  asked = [(scheme, text) for scheme, texts in compared(report.runs).items() for text in texts]
+  if not asked:
+    return join([*out, missing('no config names a comparison (config.eval.compare)')])
+  numbers = [n for n in report.numbers if n.table == 'fixed in advance']
+  body, found = [], set()
+  for n, declared in zip(numbers, report.declared, strict=True):
+    scheme = trained({'scheme': n.scheme, 'positions': n.positions})
+    found.add((scheme, n.method))
+    seeds = ', '.join(map(str, declared.seeds))
+    least = '' if math.isnan(declared.detectable) else number(f'{declared.detectable:.2g}', declared.detectable)
+    body.append([scheme, n.method, seeds, _difference(n), f'{n.p:.2g}' if n.p == n.p else '', least])
+  if body:
+    out.append(_legend('each tested alone, since the configs named it before there were numbers'))
+    head = ('scheme', 'comparison', 'seeds', 'difference', 'p', 'found 4 in 5 times, if true')
+    out.append(table(head, body))
+  left = [f'{scheme}: {text}: not both were swept there' for scheme, text in asked if (scheme, text) not in found]
+  return join([*out, *map(missing, left)])
 
 
 def _provenance(report: Report) -> Markup:
@@ -186,12 +270,11 @@ def _tokens(report: Report) -> Markup:
   out = [tag('h2', 'Tokens that got better and worse')]
   wanted = report.comparisons()
   if not wanted:
-    return join([*out, missing('one method only: --tokens names two that have numbers, as in "yarn - none at 4x"')])
-  for run, text in wanted:
-    method, reference, multiple = Comparison.parse(text)
-    out.append(tag('h3', f'{trained(run.points[0])} seed {run.seed}: {text}'))
+    return join([*out, missing('one line only: --tokens names two that have numbers, as in "yarn - none at 4x"')])
+  for pair in wanted:
+    out.append(tag('h3', pair.title))
     try:
-      found = tokens.changes(run, method, reference, round(multiple * run.points[0]['train_length']))
+      found = tokens.changes(pair)
     except tokens.Missing as reason:
       out.append(missing(str(reason)))
       continue
@@ -229,6 +312,9 @@ def _pivot(
 
 
 def _artefact(report: Report, rows: Sequence[Point]) -> Markup:
+  keys = chance(rows)
+  if keys is not None:
+    return tag('div', f'{keys}.', class_='warn')
   fake = fake_gain(rows)
   if fake is None:
     return Markup('')

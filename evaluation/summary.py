@@ -5,12 +5,14 @@ over seeds. Nothing of it is stored: one more method changes what all the others
 """
 
 import math
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from evaluation.plan import Comparison
+from evaluation.points import trained
 from evaluation.stats import MIN_DOCUMENTS, Cells, Extent, components, infer, min_detectable, reaches, stretch
 from evaluation.sweep import Point, exp
 
@@ -34,10 +36,23 @@ class Curve(NamedTuple):
   point: Point  # one of them, for what all have in common
 
 
+def _apart(points: Sequence[Point]) -> list[Point]:
+  """Seeds with key tokens of their own are lines of their own: they score other targets."""
+  of: dict[Key, set[str]] = {}
+  for p in points:
+    if 'keys_hash' in p:
+      of.setdefault((p['scheme'], p.get('positions'), p['protocol']), set()).add(p['keys_hash'])
+
+  def alone(p: Point) -> bool:
+    return 'keys_hash' in p and len(of[p['scheme'], p.get('positions'), p['protocol']]) > 1
+
+  return [{**p, 'scheme': f'{p["scheme"]} seed {p.get("seed", 0)}'} if alone(p) else p for p in points]
+
+
 def curves(points: Sequence[Point], field: str = 'nll_documents') -> list[Curve]:
   """In the order of the points. `field`: 'gain_documents' for those of controls."""
   found: dict[Key, dict[int, dict[int, Point]]] = {}
-  for p in points:
+  for p in _apart(points):
     if field in p:
       key = p['scheme'], p.get('positions', 'sequential'), p['method'], p['protocol']
       found.setdefault(key, {}).setdefault(p.get('seed', 0), {})[p['length']] = p
@@ -87,20 +102,25 @@ def _cell(cells: Cells, i: int) -> Cell:
 
 
 def differences(lines: Sequence[Curve]) -> dict[Key, np.ndarray]:
-  """(scheme, positions, method, protocol, length) -> x[S, D] less that of 'none' of the same runs, nats."""
+  """(scheme, positions, method, protocol, length) -> x[S, D] less that of 'none' of the same runs, nats.
+
+  Not where key tokens were judged: one of two methods there may have chosen what speaks for it.
+  """
   base = {(c.scheme, c.positions, c.protocol): c for c in lines if c.method == 'none'}
   out = {}
   for c in lines:
     none = base.get((c.scheme, c.positions, c.protocol))
     if c is not none and none is not None:
-      out |= {(*c[:4], n): x_SD for n in c.lengths if (x_SD := paired(c, none, n)) is not None}
+      fair = (n for n in c.lengths if n not in c.point.get('judged_at', ()))
+      out |= {(*c[:4], n): x_SD for n in fair if (x_SD := paired(c, none, n)) is not None}
   return out
 
 
 def between(lines: Sequence[Curve]) -> dict[Key, Cell]:
   """(scheme, positions, method, protocol, length) -> a line of another scheme less 'none' of the first one, nats.
 
-  Of one protocol. Schemes share documents and no seed: they pair by document. All of them are one family.
+  Of one protocol. Schemes share documents and no seed: they pair by document. All of them are one family. On key tokens
+  of their own they do not compare.
   """
   first = next((c for c in lines if c.method == 'none'), None)
   if first is None:
@@ -108,7 +128,8 @@ def between(lines: Sequence[Curve]) -> dict[Key, Cell]:
   pairs: dict[Key, tuple[np.ndarray, np.ndarray]] = {}
   for c in lines:
     for i, n in enumerate(c.lengths):
-      if c[:2] != first[:2] and n in first.lengths and c.x_SDL.shape[1] == first.x_SDL.shape[1]:
+      alike = c.point.get('keys_hash') == first.point.get('keys_hash')
+      if c[:2] != first[:2] and alike and n in first.lengths and c.x_SDL.shape[1] == first.x_SDL.shape[1]:
         pairs[*c[:4], n] = c.x_SDL[:, :, i], first.x_SDL[:, :, first.lengths.index(n)]
   out = {}
   for shape in dict.fromkeys(x.shape for x, _ in pairs.values()):  # as in `family`
@@ -141,6 +162,7 @@ def rows(points: Sequence[Point]) -> list[Point]:
   ci_low, ci_high: a band over all lengths of the line at once. vs_none, its ends, `p` and `marked`: over the whole
   table of a protocol's methods x lengths at once.
   """
+  points = _apart(points)
   lines = curves([p for p in points if 'gain_documents' not in p])
   at = {(*c[:4], n): (c, i) for c in lines for i, n in enumerate(c.lengths)}
   band = {c[:4]: infer(c.x_SDL) for c in lines}
@@ -202,26 +224,31 @@ def gains(points: Sequence[Point]) -> dict[Key, Cell]:
 
 class Declared(NamedTuple):
   scheme: str
+  positions: str
+  seeds: tuple[int, ...]
   text: str
   cell: Cell  # tested alone
   detectable: float  # nats; what four of five such tests would find
 
 
-def declared(points: Sequence[Point], comparisons: Sequence[str]) -> list[Declared]:
-  """Comparisons of fixed targets that a config named before there were numbers, where there are numbers now."""
+def declared(points: Sequence[Point], comparisons: Mapping[str, Sequence[str]]) -> list[Declared]:
+  """Comparisons of fixed targets that a config named before there were numbers, where there are numbers now.
+
+  By scheme as `trained` names it: what one scheme's config fixed is not fixed in advance for another's.
+  """
   lines = {(c.scheme, c.positions, c.method): c for c in curves(points) if c.protocol == 'fixed_targets'}
   out = []
-  for text in comparisons:
+  for text in dict.fromkeys(text for texts in comparisons.values() for text in texts):
     method, reference, multiple = Comparison.parse(text)
     for (scheme, positions, name), c in lines.items():
-      other = lines.get((scheme, positions, reference))
-      if name != method or other is None:
+      other, mine = lines.get((scheme, positions, reference)), comparisons.get(_trained(scheme, positions), ())
+      if name != method or other is None or text not in mine:
         continue
       x_SD = paired(c, other, multiple * c.point['train_length'])
       if x_SD is None:
         continue
       cell = _cell(infer(x_SD[:, :, None], alone=True), 0)
-      out.append(Declared(c.scheme, text, cell, detectable(x_SD)))
+      out.append(Declared(scheme, positions, c.seeds, text, cell, detectable(x_SD)))
   return out
 
 
@@ -232,7 +259,7 @@ def detectable(x_SD: np.ndarray) -> float:
   return min_detectable(components(x_SD), *x_SD.shape)
 
 
-def text(points: Sequence[Point], comparisons: Sequence[str] = ()) -> str:
+def text(points: Sequence[Point], comparisons: Mapping[str, Sequence[str]] = types.MappingProxyType({})) -> str:
   """All of it for a terminal, in nats and tokens, but the table of levels, which `results.table` makes of `rows`."""
   parts = [_marks(points), _extents(points), _gains(points), _declared(points, comparisons)]
   return '\n\n'.join(part for part in parts if part)
@@ -240,8 +267,11 @@ def text(points: Sequence[Point], comparisons: Sequence[str] = ()) -> str:
 
 def _name(scheme: str, positions: str, method: str, points: Sequence[Point]) -> str:
   several = len({(p['scheme'], p.get('positions', 'sequential')) for p in points}) > 1
-  trained = scheme if positions == 'sequential' else f'{scheme} {positions}'
-  return f'{trained} {method}' if several else method
+  return f'{_trained(scheme, positions)} {method}' if several else method
+
+
+def _trained(scheme: str, positions: str) -> str:
+  return trained({'scheme': scheme, 'positions': positions})
 
 
 def _columns(table: Sequence[Sequence[str]]) -> str:
@@ -308,10 +338,12 @@ def _gains(points: Sequence[Point]) -> str:
   )
 
 
-def _declared(points: Sequence[Point], comparisons: Sequence[str]) -> str:
+def _declared(points: Sequence[Point], comparisons: Mapping[str, Sequence[str]]) -> str:
   out = []
-  for scheme, comparison, cell, least in declared(points, comparisons):
+  for scheme, positions, _, comparison, cell, least in declared(points, comparisons):
     ends = '' if math.isnan(cell.low) else f' [{cell.low:+.4f}, {cell.high:+.4f}], p = {cell.p:.2g}'
     found = '' if math.isnan(least) else f'; of true ones of {least:.2g} four in five are found'
-    out.append(f'fixed in advance, tested alone: {scheme}, {comparison}: {cell.mean:+.4f} nats{ends}{found}')
+    out.append(
+      f'fixed in advance, tested alone: {_trained(scheme, positions)}, {comparison}: {cell.mean:+.4f} nats{ends}{found}'
+    )
   return '\n'.join(out)

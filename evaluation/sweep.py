@@ -1,5 +1,6 @@
 """A sweep: every method at every length, points with their intervals and everything needed to repeat them."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +14,7 @@ from evaluation.plan import Plan
 from evaluation.protocols import STREAM, Numbers, Selection, power, reduce
 from evaluation.score import Scorer
 from evaluation.stats import t_interval
-from evaluation.survey import Survey, fill
+from evaluation.survey import Stage, Survey, fill
 
 Point = dict[str, Any]
 
@@ -31,18 +32,27 @@ def sweep(
 
   'none' comes first: methods are compared with it, document by document. With a `floor` each point has the mean of it
   over its own targets, nats. `make_scorer` is called when there is something to score. Points of controls have their
-  `gain` and are made only where there is one; what a method was refused for is told by those of protocols.
+  `gain` and are made only where there is one; what a method was refused for is told by those of protocols. Those of
+  `key_tokens` come last, and have how many targets are `mirrored` and `keys_hash`, of which ones they are; at the
+  lengths where they were `judged_at` methods are not compared.
   """
   # Lengths are the outer loop: a program is compiled, serves every method and protocol, and is not needed again.
   plan, methods, train_len = survey.plan, survey.methods, survey.train_len
-  follows = {m: posenc.follows_length(m, survey.schemes, train_len, rule=survey.rule) for m in methods}
+  follows = {method: survey.follows(method) for method in methods}
   first: dict[str, np.ndarray] = {}
-  for length in survey.order:
+  # What a judge chooses from is scored at two lengths: it waits until all of them are.
+  waiting = [p for p in plan.cfg.protocols if p.split('(')[0] == 'key_tokens']
+  rounds = [[p for p in plan.cfg.asked if p not in waiting], *([waiting] if waiting else [])]
+  stages: dict[int, Stage] = {}
+  for asked, length in itertools.product(rounds, survey.order):
     progress.set_postfix_str(f'{length} tokens')
-    stage = survey.stage(length)
-    fill(stage, make_scorer, progress)
+    stage = stages.get(length) or survey.stage(length)
+    if length not in stages:
+      fill(stage, make_scorer, progress)
+    if waiting:
+      stages[length] = stage
     points: list[Point] = []
-    for protocol in plan.cfg.asked:
+    for protocol in asked:
       control = protocol in plan.cfg.controls
       known, none, scored = dict.fromkeys(('T', 'context_min', 'context_max')), None, {}
       if protocol in stage.selections:
@@ -74,7 +84,12 @@ def sweep(
         key, selection = tuple(sorted(stage.keys[method].items())), stage.selections[protocol]
         if key not in scored:
           true = [selection._replace(parts=list(selection.true))] if control else []
-          scored[key] = [stage.numbers(s, method, bytes_per_token_V) for s in (selection, *true)]
+          try:
+            judge = survey.judge(selection, stages)
+            scored[key] = [stage.numbers(s, method, bytes_per_token_V, judge) for s in (selection, *true)]
+          except posenc.Unsupported as told:
+            point |= {'outcome': 'unsupported', 'reason': str(told)}
+            continue
         found, *true = scored[key]
         nll_D = _documents(found)
         point |= _numbers(found, nll_D, selection.base)
@@ -84,7 +99,7 @@ def sweep(
           continue
         if method == 'none':
           none = nll_D
-        if none is not None:
+        if none is not None and not (selection.judge and length in selection.judge.lengths):
           point |= _interval('vs_none', _less(nll_D, none))
         if protocol == 'fixed_targets':
           # The same targets at every length, so a method's rise over its own 1x pairs by document too.
@@ -92,9 +107,11 @@ def sweep(
             first[method] = nll_D
           if method in first:
             point |= _interval('vs_1x', _less(nll_D, first[method]))
-    measured = (p for p in points[: len(methods)] if 'ppl' in p)
-    progress.write(f'{length} tokens: ' + ', '.join(f'{p["method"]} {p["ppl"]:.4g}' for p in measured))
-    yield points
+    if asked is not waiting:
+      measured = (p for p in points[: len(methods)] if 'ppl' in p)
+      progress.write(f'{length} tokens: ' + ', '.join(f'{p["method"]} {p["ppl"]:.4g}' for p in measured))
+    if points:
+      yield points
 
 
 def _of_the_targets(
@@ -108,6 +125,8 @@ def _of_the_targets(
   parts = selection.parts
   low, high = min(p.first for p in parts), max(p.last for p in parts) - 1
   known: dict[str, Any] = {'T': parts[-1].last - parts[-1].first, 'context_min': low, 'context_max': high}
+  if selection.judge:  # a null chooses other targets, or none
+    return {**known, 'judged_at': list(selection.judge.lengths)}
   known['null'] = reduce(plan, selection, smooth(train_len).row, bytes_V).nll
   if floor is not None and all(p.window.document != STREAM and not p.window.far for p in parts):
 
@@ -145,6 +164,7 @@ def _numbers(found: Numbers, nll_D: np.ndarray, base: float) -> Point:
     'documents': found.documents,
     'nll_documents': nll_D.tolist(),
     **({'buckets': [list(bucket) for bucket in found.buckets]} if found.buckets else {}),
+    **({'mirrored': found.chosen.mirrored, 'keys_hash': found.chosen.digest} if found.chosen else {}),
   }
 
 

@@ -71,15 +71,31 @@ class Ring:
   it starts, and everyone waits for the last device. 2, zigzag: device i holds blocks i and 2n - 1 - i of 2n, which in
   every step of the ring makes the same work for all; what runs along a row of keys would not meet them in order.
   Each chunk is padded at its end by `pad` tokens, to whole tiles.
+
+  heads: nothing travels. Devices of `context` share the heads, each over the whole sequence, and the compiler cuts
+  whatever a scheme keeps per head.
   """
 
   mesh: Mesh
   chunks: int = 1
   pad: int = 0
+  heads: bool = False
 
   @property
   def size(self) -> int:
-    return self.mesh.shape[CONTEXT]
+    return 1 if self.heads else self.mesh.shape[CONTEXT]
+
+  def everywhere(self, f: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+    """`f` on every device with its own parts."""
+    axes = {*BATCH} if self.heads else {*BATCH, CONTEXT}
+
+    def kept(spec):
+      parts = (tuple(a for a in part if a in axes) if isinstance(part, tuple) else part for part in spec)
+      return PartitionSpec(*(part if isinstance(part, tuple) or part in axes else None for part in parts))
+
+    in_specs, out_specs = jax.tree.map(kept, (in_specs, out_specs), is_leaf=lambda x: isinstance(x, PartitionSpec))
+    # Unchecked: the tiles' loops start from constants, and every gradient is summed by hand.
+    return jax.shard_map(f, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, axis_names=axes, check_vma=False)
 
   def deal(self, x: jax.Array, axis: int, **pad: Any) -> jax.Array:
     """A device's block of contiguous order -> its chunks, padded. Inside `jax.shard_map`, like all that follows."""

@@ -9,8 +9,9 @@ Runs that differ in nothing but their seed are one line over seeds and documents
 import argparse
 import pathlib
 
-from evaluation import figures, results, summary
-from evaluation.runs import side_by_side
+from evaluation import figures, results, stability, summary
+from evaluation.points import trained
+from evaluation.runs import compared, side_by_side
 from training import cli
 
 
@@ -27,7 +28,9 @@ def main(argv: list[str] | None = None) -> None:
   results.write_csv(args.out / 'curve.csv', points)
   for protocol in dict.fromkeys(p['protocol'] for p in rows):
     print(f'{results.table(rows, protocol)}\n')
-  print(f'{summary.text(points, list(dict.fromkeys(c for run in runs for c in run.compare)))}\n')
+  print(f'{summary.text(points, compared(runs))}\n')
+  if len({trained(p) for p in rows}) > 1:
+    print(f'{stability.rank_stability(runs)}\n')
   print(args.out / 'curve.png')
 
 

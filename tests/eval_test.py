@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import posenc
 from configs.schema import Config
-from evaluation import runs, tokens
+from evaluation import diagnosis, runs, tokens
 from evaluation.plan import Plan
 from evaluation.points import read_curve
 from models.lm import abstract
@@ -109,7 +109,9 @@ def test_writes_one_tensorboard_run_per_method(run, swept):
 def test_tokens_that_got_better_and_worse(run, swept):
   """From the store: the change of a document's tokens is the curve's, and the text is the one that was scored."""
   read = runs.read(run.folder / 'run')
-  found = tokens.changes(read, 'yarn', 'none', 128)
+  (pair,) = tokens.pairs('yarn - none at 8x', [read])
+  assert pair.title == 'rope yarn - rope none at 8x, seed 0'
+  found = tokens.changes(pair)
   (point,) = [p for p in swept[1] if (p['protocol'], p['method'], p['length']) == ('fixed_targets', 'yarn', 128)]
   assert found.targets == point['tokens'] and found.n_better + found.n_worse <= found.targets
   change = [[x - y for x, y in (t.nll for t in ts)] for ts in (found.better, found.worse)]
@@ -125,8 +127,30 @@ def test_tokens_that_got_better_and_worse(run, swept):
     text = next((run.folder / 'books').glob(f'*{token.document.rsplit("/", 1)[-1]}')).read_text()
     assert text[token.offset] == token.text and text[: token.offset].endswith(token.before)
     assert text[token.offset + 1 :].startswith(token.after) and len(token.before) == min(60, token.offset)
-  with pytest.raises(tokens.Missing, match='pi has no number at 128 tokens'):
-    tokens.changes(read, 'pi', 'none', 128)
+  with pytest.raises(tokens.Missing, match='yarn has no number at 64 tokens'):
+    tokens.changes(pair._replace(length=64))
+
+
+def test_tokens_of_lines_are_means_over_their_seeds(run, swept, monkeypatch):
+  """A line of two seeds against one of another scheme: the same targets, the means of each line's losses."""
+  read = runs.read(run.folder / 'run')
+  _, plan = tokens._plan(read)
+  x_NT = {m: tokens._rows(read, plan, m, 128) for m in ('yarn', 'none')}
+  other = read._replace(points=[{**p, 'seed': 1} for p in read.points])
+  alibi = read._replace(points=[{**p, 'scheme': 'alibi'} for p in read.points])
+  real = tokens._rows
+
+  def rows(run, plan, method, length):  # the second seed is worse by 1 nat at every target
+    return real(run, plan, method, length) + (run is other)
+
+  monkeypatch.setattr(tokens, '_rows', rows)
+  (pair,) = tokens.pairs('alibi yarn - rope none at 8x', [read, other, alibi])
+  assert pair.title == 'alibi yarn - rope none at 8x, means of seeds 0 and of 0, 1'
+  found = tokens.changes(pair)
+  change = x_NT['yarn'].astype(np.float64) - (x_NT['none'] + 0.5)
+  assert found.n_better == (change <= -tokens.SPREAD).sum() and found.n_worse == (change >= tokens.SPREAD).sum()
+  best = found.better[0].nll
+  assert best[0] - best[1] == pytest.approx(change.min(), abs=1e-6) and best[1] in x_NT['none'] + 0.5
 
 
 def test_another_checkpoint_joins_the_curve(run, swept):
@@ -135,6 +159,31 @@ def test_another_checkpoint_joins_the_curve(run, swept):
   points = read_curve(run.folder / 'run' / 'extrapolation' / 'curve.jsonl')
   assert {p['checkpoint_step'] for p in points} == {10, 20}
   assert [p for p in points if p['checkpoint_step'] == 20] == swept[1]
+
+
+def test_diagnoses_what_it_swept(run, swept, root):
+  """The program on a real run: its `none` is the sweep's, and made again it scores nothing and changes nothing."""
+  command = [
+    sys.executable,
+    '-m',
+    'evaluation.diagnose',
+    f'--workdir={run.folder / "run"}',
+    '--multiples=2',
+    '--spans=0',
+  ]
+  env = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(root)}
+  folder = run.folder / 'run' / 'diagnosis'
+  made = []
+  for _ in range(2):
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    made.append((folder / 'pairs.jsonl').read_bytes())
+  assert made[0] == made[1] and 'held incomplete' in done.stdout and (folder / 'attention.png').exists()
+  nll = {p['length']: p['nll'] for p in diagnosis.read(folder / 'pairs.jsonl') if p['what'] == 'none'}
+  want = {p['length']: p['nll'] for p in swept[1] if (p['protocol'], p['method']) == ('fixed_targets', 'none')}
+  assert nll == pytest.approx({n: want[n] for n in (16, 32)}, abs=1e-6)
+  done = subprocess.run([*command, '--method=yarn+no'], cwd=root, env=env, capture_output=True, text=True)
+  assert done.returncode == 2 and done.stderr.count('\n') == 1
 
 
 def test_changed_files_behind_the_same_config_are_refused(run, swept):

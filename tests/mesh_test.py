@@ -208,7 +208,8 @@ def small(root, tmp_path_factory):
   checkpoints.close()
   calls = {
     'trained': 'trained("fox", [(2, 2, 2)])',
-    'attended': 'attended("cope(npos_max=6)", (1, 1, 8), 80, 4, "window")',
+    'ring': 'attended("cope(npos_max=6)", (1, 1, 8), 80, 4, "window")',
+    'heads': 'attended("fire", (2, 2, 2), 78, 4, "window")',
     'checkpoints': f'checkpoints_there_and_back({str(theirs)!r}, {str(ours)!r})',
   }
   out = child(root, *calls.values())
@@ -221,7 +222,12 @@ def test_updates_and_evaluation_are_those_of_one_device(small):
 
 def test_attention_in_a_ring_is_attention(small):
   """Values and gradients by q, k, v and parameters, with a carry, a window, sinks and padded blocks."""
-  assert small['attended']['attend'] < 1e-5
+  assert small['ring']['attend'] < 1e-5
+
+
+def test_attention_by_heads_is_attention(small):
+  """The same where two devices share the heads, with parameters that all heads share, of half a batch's sum each."""
+  assert small['heads']['attend'] < 1e-5
 
 
 def test_eight_devices_to_one_and_back(small):
@@ -246,6 +252,16 @@ def test_every_mesh_trains_and_evaluates_like_one_device(root, scheme):
 def test_remat_and_dropout_on_a_mesh(root):
   call = 'trained("cope", [(2, 2, 2)], remat=True, dropout=0.1, layers=4)'
   assert_trained(child(root, call)[call])
+
+
+@SLOW
+def test_every_scheme_by_heads(root):
+  """Two key heads on two devices, four shares of the batch; tokens that no tile divides, second position maps."""
+  forms = [SPEC.get(name, name) for name in SCHEMES if name != 'learned']
+  calls = [f'attended({form!r}, (2, 2, 2), 70, 4)' for form in forms]
+  calls += [f'attended({form!r}, (4, 1, 2), 70, 4, "far")' for form in ('rope', 'shaw(clip=9)', 'alibi')]
+  for call, got in child(root, *calls).items():
+    assert got['attend'] < 2e-5, call
 
 
 @SLOW

@@ -15,6 +15,7 @@ from evaluation import certify, nulls
 from evaluation.nulls import broken, copy, evaluate, fake_gain, judge, residual, smooth, step, synthetic_plan, uniform
 from evaluation.plan import EvalConfig
 from evaluation.points import read_curve
+from posenc import Unsupported
 from training import provenance
 from training.checkpoints import Checkpoints
 
@@ -157,7 +158,7 @@ def test_the_certificate_prints_every_protocol_s_bias_and_gain(capsys):
   assert certify.main(options) == 0
   out = capsys.readouterr().out
   assert 'uses at most 64 tokens: true gain 64 -> 512 tokens' in out
-  assert out.count('fixed_targets ') >= 8 and out.count('longlora(stride=64)') == 8
+  assert out.count('fixed_targets ') >= 9 and out.count('longlora(stride=64)') == 9
   for scheme in certify.NETWORKS:
     assert f'{scheme}(window=16), 2 random layers: a target moves by at most' in out
 
@@ -168,3 +169,19 @@ def test_bad_options_are_one_line(option, capsys):
     certify.main([option])
   assert end.value.code == 2
   assert 'Traceback' not in capsys.readouterr().err
+
+
+def test_key_tokens_of_a_null_are_chance():
+  """None where losses do not move; where they flicker, as many as mirrored, and a gain where the judge looked alone."""
+  plan = synthetic_plan(('key_tokens',), train_len=128, max_multiple=8, documents=20)
+  for null in (smooth(128), smooth(32), uniform()):
+    with pytest.raises(Unsupported, match='none finds none among 1280 targets'):
+      evaluate(null, plan, 'key_tokens', 256)
+  with pytest.raises(Unsupported, match='cannot judge'):
+    evaluate(broken(128), plan, 'key_tokens', 256)
+  keys = nulls.key_tokens(128, 8)
+  assert keys.targets == 40 * 4 * 16 and 0.02 < keys.keys / keys.targets < 0.1
+  assert keys.mirrored == pytest.approx(keys.keys, rel=0.35)
+  assert keys.seen > 0.9 and abs(keys.unseen) < 0.25
+  got = evaluate(copy(300), plan, 'key_tokens', 1024)
+  assert got.tokens == 1280 and got.chosen.mirrored == 0 and got.nll == 0  # what needs 300 tokens is found

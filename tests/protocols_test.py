@@ -273,9 +273,11 @@ def test_a_telltale_model_would_notice_a_row_of_a_longer_window():
 
 # What they share and say.
 
+PLAIN = [name if name != 'longlora' else 'longlora(stride=24)' for name in PROTOCOLS if name != 'key_tokens']
+
 
 @pytest.mark.parametrize('bos', POLICIES)
-@pytest.mark.parametrize('name', [name if name != 'longlora' else 'longlora(stride=24)' for name in PROTOCOLS])
+@pytest.mark.parametrize('name', PLAIN)
 def test_every_protocol_counts_what_it_says(name, bos):
   plan = make(bos)
   for length in LENGTHS:
@@ -394,3 +396,80 @@ def test_a_context_without_room_for_a_target_is_unsupported(context_window):
 def test_longlora_needs_more_than_its_last_window():
   with pytest.raises(Unsupported, match='no window of 256 but the last'):
     make(docs=documents(1)).select('longlora', LONGEST)
+
+
+# Key tokens.
+
+
+def judged(plan, text, length, of=None):
+  of = of or row(plan)
+  return reduce(plan, plan.select(text, length), of, BYTES_V, of)
+
+
+def level(value):
+  """A model whose loss is value(document, offset of the target, length of the window)."""
+
+  def of(window):
+    at = np.arange(window.start + window.length - window.scored, window.start + window.length)
+    return np.float32([value(window.document, t, window.length) for t in at])
+
+  return of
+
+
+def test_key_tokens_are_longppl_s():
+  """LSD > alpha and LCL > beta, target by target, told by the judge's two contexts; averaged at any length alike."""
+  plan = make()
+  rng = np.random.default_rng(0)
+  loss = {
+    (d, t, n): rng.exponential(1.5) for d in range(3) for t in range(LONGEST, LONGEST + 40) for n in LENGTHS + (128,)
+  }
+  # A judge that is broken would be refused: its long context is a little better on the whole.
+  judge, mine = level(lambda *key: loss[key] - 0.3 * (key[2] == 128)), level(lambda *key: loss[key])
+  kept = [(d, t) for d, offset in plan.spans for t in range(offset, offset + plan.targets)]
+  for alpha, beta in ((2.0, -2.0), (0.5, -2.0), (2.0, -0.5)):
+    want = [
+      (d, t) for d, t in kept
+      if loss[d, t, 32] - (loss[d, t, 128] - 0.3) > alpha and -(loss[d, t, 128] - 0.3) > beta
+    ]  # fmt: skip
+    mirrored = [k for k in kept if (loss[*k, 128] - 0.3) - loss[*k, 32] > alpha and -loss[*k, 32] > beta]
+    text = f'key_tokens(alpha={alpha}, beta={beta})'
+    for length in (16, 100, 256):
+      got = reduce(plan, plan.select(text, length), mine, BYTES_V, judge)
+      assert got.nll == pytest.approx(np.mean([loss[d, t, length] for d, t in want]), rel=1e-6)
+      assert (got.tokens, got.chosen.mirrored) == (len(want), len(mirrored)) and 0 < len(want) < len(kept) / 2
+      assert got.bytes == sum(int(plan.documents[d].tokens[t]) + 1 for d, t in want)
+      assert got.documents == len({d for d, _ in want}) == len(got.nll_D)
+  assert plan.select('key_tokens', 48).parts == plan.select('fixed_targets', 48).parts
+
+
+def test_the_windows_of_key_tokens_are_the_default_s():
+  plan = make()
+  text = "key_tokens(judge='yarn', long=8.0)"
+  assert needed([plan.select(text, 48)]) == needed([plan.select('fixed_targets', 48)])
+  assert plan.select(text, 48).judge.lengths == (32, 256) and plan.select(text, 48).judge.method == 'yarn'
+
+
+def test_a_judge_that_is_broken_or_finds_nothing_is_refused():
+  plan = make()
+  with pytest.raises(Unsupported, match='none is 1 nats worse at 128 tokens than at 32, and cannot judge'):
+    judged(plan, 'key_tokens', 48, level(lambda d, t, n: 3.0 + (n == 128)))
+  with pytest.raises(Unsupported, match='nan nats worse'):
+    judged(plan, 'key_tokens', 48, level(lambda d, t, n: math.nan))
+  with pytest.raises(Unsupported, match='none finds none among 48 targets'):
+    judged(plan, 'key_tokens', 48, level(lambda d, t, n: 3.0))
+  with pytest.raises(Unsupported, match='no windows of 512 tokens'):
+    plan.select('key_tokens(long=16.0)', 48)
+
+
+@pytest.mark.parametrize(
+  ('text', 'says'),
+  [
+    ("key_tokens(judge='yam')", "protocols key_tokens: judge = 'yam': "),
+    ('key_tokens(long=1.0)', 'protocols key_tokens: short = 1, long = 1: a short one below the long is allowed'),
+    ('key_tokens(gamma=1.0)', 'protocols key_tokens: unknown argument gamma = 1.0'),
+  ],
+)
+def test_a_judge_that_cannot_be_is_one_line(text, says):
+  with pytest.raises(SpecError) as caught:
+    EvalConfig(protocols=(text,))
+  assert says in str(caught.value) and '\n' not in str(caught.value)

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 import evaluation
-from evaluation import report, results, sections, summary
+from evaluation import report, results, sections, summary, tokens
 from evaluation.runs import side_by_side
+from evaluation.stats import infer
 from spec import SpecError
 
 HOSTILE = '<script src="http://x.y/z">alert(1)</script>&"\'$\\frac$'
@@ -44,7 +45,7 @@ def make(tmp_path):
           gain = {'protocol': 'truncated', 'gain': 0.1, 'gain_documents': list(map(float, x_D - 2 - text_D))}
           points.append({**points[-2], **gain})
     folder = tmp_path / name
-    results.write(folder / 'extrapolation', points)
+    results.write(folder / 'extrapolation', points, redraw=False)
     config = {'posenc': [scheme], 'seed': seed, 'eval': {'compare': ['yarn - none at 4x']}}
     (folder / 'config.json').write_text(json.dumps({'config': config, 'data': {}, 'git_commit': 'fee1dead'}))
     return folder
@@ -80,7 +81,10 @@ def test_the_page_has_the_numbers_of_the_statistics(make, tmp_path):
   said = [f'{r["ppl"]!r}, 95 % {r["ci_low"]!r} to {r["ci_high"]!r}' for r in rows if r.get('seeds')]
   marks = [r for r in rows if 'marked' in r]
   said += [f'{r["vs_none"]!r}, 95 % {r["vs_none_low"]!r} to {r["vs_none_high"]!r}, p = {r["p"]!r}' for r in marks]
-  cells = [*summary.gains(points).values(), *(d.cell for d in summary.declared(points, ['yarn - none at 4x']))]
+  cells = [
+    *summary.gains(points).values(),
+    *(d.cell for d in summary.declared(points, {'rope': ['yarn - none at 4x']})),
+  ]
   lines = [c for c in summary.curves(points) if c.protocol == 'fixed_targets' and 'gain_documents' not in c.point]
   cells += summary.between(lines).values()
   said += [f'{c.mean!r}, 95 % {c.low!r} to {c.high!r}' for c in cells]
@@ -120,6 +124,75 @@ def test_what_is_missing_is_said_and_not_invented(make):
   for part in ('no config.json', 'no control was swept', '--protocol=position_wise', 'not told', 'no method but none'):
     assert part in text, part
   assert 'gains"' not in text
+
+
+@pytest.mark.parametrize(
+  ('text', 'want'),
+  [
+    (
+      'yarn - none at 4x',
+      ['rope yarn - rope none at 4x, means of seeds 0, 1', 'alibi yarn - alibi none at 4x, seed 0'],
+    ),
+    ('alibi none - rope yarn at 2x', ['alibi none - rope yarn at 2x, means of seeds 0 and of 0, 1']),
+    ('t5 none - alibi yarn at 1x', ['t5 none - alibi yarn at 1x, seed 0']),
+    ('ntk - alibi none at 1x', ['t5 ntk - alibi none at 1x, seed 0']),
+    ('alibi yarn - none at 1x', "'none' is several of the lines: 'rope none', 'alibi none', 't5 none' are allowed"),
+    ('fire none - rope none at 1x', "'fire none' is none of the lines: 'rope none', 'rope yarn', 'alibi none'"),
+    ('yarn at 4x', "a comparison such as 'yarn - none at 4x' or 'alibi none - rope yarn at 4x' is allowed"),
+  ],
+)
+def test_whose_tokens_are_compared(make, text, want):
+  folders = [make('a'), make('a1', seed=1), make('b', 'alibi'), make('c', 't5', methods=('none', 'ntk'))]
+  runs = side_by_side(folders)
+  if isinstance(want, list):
+    pairs = tokens.pairs(text, runs)
+    assert [pair.title for pair in pairs] == want
+    assert {pair.length for pair in pairs} == {int(text[-2]) * 16}
+    return
+  with pytest.raises(SpecError) as caught:
+    tokens.pairs(text, runs)
+  assert want in str(caught.value) and '\n' not in str(caught.value)
+
+
+def test_two_runs_of_a_scheme_are_named_by_their_folders(make):
+  runs = side_by_side([make('a'), make('b', lr=1)])
+  with pytest.raises(SpecError, match="'rope none' is several of the lines: 'rope .*a none', 'rope .*b none' are"):
+    tokens.pairs('rope none - rope yarn at 1x', runs)
+  (pair,) = tokens.pairs(f'{runs[0].scheme} none - {runs[1].scheme} none at 1x', runs)
+  assert [line.runs for line in pair[:2]] == [(runs[0],), (runs[1],)]
+
+
+def test_tokens_are_shown_between_schemes_unasked(make):
+  """Of each scheme what its config fixed; then the best line of each against that of the first."""
+  folders = [make('a'), make('a1', seed=1), make('b', 'alibi'), make('c', 't5', methods=('none', 'ntk'))]
+  found = report.Report(side_by_side(folders))
+  assert [pair.title for pair in found.comparisons()] == [
+    'rope yarn - rope none at 4x, means of seeds 0, 1',
+    'alibi yarn - alibi none at 4x, seed 0',
+    't5 ntk - t5 none at 4x, seed 0',  # its config's comparison was not swept
+    'alibi none - rope none at 4x, means of seeds 0 and of 0, 1',
+    't5 none - rope none at 4x, means of seeds 0 and of 0, 1',
+  ]
+  assert 'alibi none - rope none at 4x' in Page(sections.html(found)).text
+
+
+def test_what_was_fixed_in_advance_is_a_section_of_its_own(make):
+  """Tested alone, over the seeds; by the scheme whose config named it; and what was not swept is said."""
+  folders = [make('a'), make('a1', seed=1), make('b', 'alibi'), make('c', 't5', methods=('none',))]
+  for folder, compare in zip(folders, (['yarn - none at 4x'], ['yarn - none at 4x'], [], ['yarn - none at 4x'])):
+    record = json.loads((folder / 'config.json').read_text())
+    record['config']['eval']['compare'] = compare
+    (folder / 'config.json').write_text(json.dumps(record))
+  found = report.Report(side_by_side(folders))
+  (declared,) = found.declared
+  lines = {c[:3]: c.x_SDL for c in found.lines if c.protocol == 'fixed_targets'}
+  x_SD = (lines['rope', 'sequential', 'yarn'] - lines['rope', 'sequential', 'none'])[:, :, -1]
+  want = infer(x_SD[:, :, None], alone=True)
+  assert (declared.seeds, declared.cell.p) == ((0, 1), pytest.approx(float(want.p[0])))
+  section = sections._declared(found)
+  text = Page(section).text
+  assert f'ropeyarn - none at 4x0, 1{float(want.mean[0]):+.3f}' in text and 'alibi' not in text
+  assert f'{declared.detectable:.2g}t5: yarn - none at 4x: not both were swept there' in text
 
 
 def test_load_is_a_tidy_table(make, tmp_path):

@@ -184,13 +184,14 @@ def test_gains_are_one_family_and_no_lines():
 def test_a_comparison_fixed_in_advance_is_tested_alone(seeds):
   points = table(seeds, effect=0.06)
   x = x_of(points, 'yarn', 256, seeds) - x_of(points, 'pi', 256, seeds)
-  (got,) = summary.declared(points, ['yarn - pi at 2x', 'yarn - pi at 4x', 'ntk - none at 2x'])
+  (got,) = summary.declared(points, {'rope': ['yarn - pi at 2x', 'yarn - pi at 4x', 'ntk - none at 2x']})
   want = infer(x[:, :, None], alone=True)
   assert got.cell[:4] == pytest.approx([float(v[0]) for v in (want.mean, want.low, want.high, want.p)])
   assert got.detectable == pytest.approx(min_detectable(components(x), seeds, D))
-  text = summary.text(points, ['yarn - pi at 2x'])
+  text = summary.text(points, {'rope': ['yarn - pi at 2x']})
   assert f'rope, yarn - pi at 2x: {float(want.mean[0]):+.4f} nats' in text
-  assert 'fixed in advance' not in summary.text(points, ['yarn - pi at 4x'])
+  assert 'fixed in advance' not in summary.text(points, {'rope': ['yarn - pi at 4x']})
+  assert not summary.declared(points, {'alibi': ['yarn - pi at 2x']})  # nor did this scheme's config name it
 
 
 def test_how_a_comparison_is_written():

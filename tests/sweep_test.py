@@ -13,7 +13,7 @@ from flax import nnx
 import posenc
 from data import TokenDocument
 from evaluation import points as points_of
-from evaluation import results
+from evaluation import results, summary
 from evaluation.plan import EvalConfig, Plan
 from evaluation.score import Scorer
 from evaluation.stats import t_interval
@@ -692,6 +692,77 @@ def test_the_longlora_interval_is_about_its_number():
   assert point['ppl'] == 2.71828 ** point['nll'] != math.exp(point['nll'])
   low, high = math.log(point['ci_low']), math.log(point['ci_high'])
   assert (low + high) / 2 / math.log(2.71828) == pytest.approx(point['nll'], rel=1e-9)
+
+
+# Key tokens.
+
+
+class Moody(PerToken):
+  """Every method and length has losses of its own, 0 to 3 nats more."""
+
+  def row(self, plan, window, pos):
+    seed = int(positions_hash(pos)[:8], 16) + window.length + window.start + 1000 * window.document
+    return super().row(plan, window, pos) + np.random.default_rng(seed).random(window.scored, np.float32) * 3
+
+
+KEYS = 'key_tokens(judge="yarn", long=8.0, alpha=1.0, beta=-9.0)'
+
+
+@pytest.mark.parametrize('protocols', [(KEYS,), ('fixed_targets', KEYS)])
+def test_key_tokens_are_the_judge_s_for_every_method_and_length(tmp_path, monkeypatch, protocols):
+  monkeypatch.setattr('evaluation.protocols.BROKEN', 9.0)
+  scorer, plan = Moody(), make_plan(protocols=protocols)
+  points = [p for p in run(scorer, ('none', 'yarn'), plan=plan) if p['protocol'] == KEYS]
+  pos = {n: posenc.positions('yarn', schemes('rope'), TRAIN_LEN, n) for n in LENGTHS}
+  none = {n: posenc.positions('none', schemes('rope'), TRAIN_LEN, n) for n in LENGTHS}
+
+  def of(positions, n):
+    return np.concatenate([scorer.row(plan, w, positions[n]) for w in plan.windows('fixed_targets', n)])
+
+  keys = of(pos, 16) - of(pos, 128) > 1
+  assert len(points) == 8 and 20 < keys.sum() < 100 and len({p['keys_hash'] for p in points}) == 1
+  for p in points:
+    assert p['nll'] == pytest.approx(of(none if p['method'] == 'none' else pos, p['length'])[keys].mean(), rel=1e-6)
+    assert (p['tokens'], p['mirrored']) == (keys.sum(), (of(pos, 128) - of(pos, 16) > 1).sum())
+    assert p['judged_at'] == [16, 128] and ('vs_none' in p) == (p['length'] in (12, 32)) and 'null' not in p
+  # Where the judge has looked nothing is marked, not even what it has chosen for itself.
+  judge = at(points, 'yarn', 128, KEYS)['nll'], at(points, 'none', 128, KEYS)['nll']
+  assert judge[1] - judge[0] > 0.5
+  rows = summary.rows(points)
+  assert {(p['method'], p['length']) for p in rows if 'marked' in p} == {('yarn', 12), ('yarn', 32)}
+  results.write(tmp_path, points)
+  assert f'note: {keys.sum()} key tokens, {points[0]["mirrored"]} with the two contexts' in results.table(rows, KEYS)
+
+
+def test_a_judge_is_not_scored_for_its_own_sake(tmp_path):
+  """From another sweep's rows it judges, without them it is unsupported; no window is scored for it."""
+  store, long = Store(tmp_path), 'key_tokens(long=2.0, alpha=0.5, beta=-9.0)'
+  plan, scorer = make_plan(protocols=(long,)), Moody()
+  (point,) = run(scorer, lengths=(128,), plan=plan, stored=store)
+  assert point['reason'] == 'key_tokens: their judge, none, has not been scored at 16 tokens'
+  assert {n for n, _ in scorer.calls} == {128}
+  run(scorer, lengths=(16, 32), plan=make_plan(), stored=store)
+  calls = list(scorer.calls)
+  (point,) = run(scorer, lengths=(128,), plan=plan, stored=store)
+  assert point['outcome'] == 'ok' and scorer.calls == calls and 0 < point['tokens'] < DOCS * 2 * T
+  learned = run(PerToken(), lengths=(16, 32), slots=('learned',), plan=make_plan(protocols=('fixed_targets', long)))
+  assert [p['outcome'] for p in learned] == ['ok', 'unsupported', 'unsupported', 'unsupported']
+
+
+def test_seeds_and_schemes_with_key_tokens_of_their_own_are_not_compared():
+  rng = np.random.default_rng(0)
+
+  def made(scheme, seed, keys):
+    more = {'scheme': scheme, 'seed': seed, 'keys_hash': keys, 'protocol': KEYS, 'judged_at': [16, 128]}
+    point = {'method': 'none', 'train_length': 16, 'outcome': 'ok', 'tokens': 9, 'mirrored': 1, **more}
+    return [{**point, 'length': n, 'nll_documents': rng.random(12).tolist(), 'ppl': 2.0} for n in (16, 32)]
+
+  points = [*made('rope', 0, 'a'), *made('rope', 1, 'b'), *made('alibi', 0, 'c')]
+  lines = summary.curves(points)
+  assert [(c.scheme, c.seeds) for c in lines] == [('rope seed 0', (0,)), ('rope seed 1', (1,)), ('alibi', (0,))]
+  assert len(summary.rows(points)) == 6 and not summary.between(lines)
+  points = [{**p, 'keys_hash': 'a'} for p in points]
+  assert [c.seeds for c in summary.curves(points)] == [(0, 1), (0,)] and summary.between(summary.curves(points))
 
 
 # What it costs.
