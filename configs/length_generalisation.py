@@ -6,7 +6,8 @@ SEEDS     --config.seed=1 ...; python -m scripts.compare_tasks runs/copy/* --tas
 OTHERS    --config.data.corpus='reverse(length=20)', or any other task of data/tasks.py; train_len is its row's length
           --config.positions='randomized(max_len=80)' (Ruoss et al. 2023)
 
-MEASURED, 2026-11-30, five seeds each: MEASURED_HERE. All of it: docs/tasks.md.
+MEASURED, 2026-11-30, five seeds each, 45 seconds of CPU time a run: exact at 1x and 1.25x, median and range, nope 94
+(63 to 99) and 31 (5 to 56), sinusoidal 100 (97 to 100) and 0 (0 to 0). All of it: docs/tasks.md.
 """
 
 from configs import schema

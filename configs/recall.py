@@ -6,7 +6,8 @@ ALL       python -m scripts.compare_tasks runs/recall/* --task=passkey --out=run
 
 Episodes are trained on their answers alone (data/tasks.py); what works and what did not is in docs/LOG.md.
 
-MEASURED, 2026-11-30, one seed: MEASURED_HERE. Heat maps: docs/tasks.md.
+MEASURED, 2026-11-30, one seed, 3 minutes of CPU time each (FoX 5): passkey exact at 1x and 2x, 100 trials: rope 99 and
+0 %, alibi 100 and 90, nope 26 and 14 (first of 10 keys in 100 and 99), fox 0. Heat maps: docs/tasks.md.
 """
 
 from configs import schema
