@@ -12,9 +12,20 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import data
-from data import DataConfig, TokenDocument, TrainWindows, corpora, cut, load_data, synthetic, tokenizers, train_bpe
-from data.split import document_groups, draw_splits, near_duplicate_groups
+from data import (
+  DataConfig,
+  TokenDocument,
+  TrainWindows,
+  cache,
+  corpora,
+  cut,
+  load_data,
+  synthetic,
+  tokenizers,
+  train_bpe,
+)
+from data.duplicates import near_duplicate_groups
+from data.split import draw_splits
 from data.windows import visible
 
 ROOT = Path(__file__).parent.parent
@@ -122,7 +133,7 @@ def test_hub_reads_rows_and_names_what_is_wrong(tmp_path, monkeypatch):
   documents = corpora.load(hub('test', 'body')).documents
   assert documents == (('test/0000000', 'a\u2028b\r\n'.encode()), ('test/0000002', b'c'))
   assert "did you mean 'body'" in error(ValueError, corpora.load, hub('test', 'bdy'))
-  assert 'row 0 holds int' in error(ValueError, corpora.load, hub('test', 'year'))
+  assert "row 0: column = 'year' holds int" in error(ValueError, corpora.load, hub('test', 'year'))
   assert 'Unknown split' in error(ValueError, corpora.load, hub('train', 'body'))
   (tmp_path / 'pg19').mkdir()
   (tmp_path / 'pg19' / 'pg19.py').write_text('')
@@ -135,7 +146,9 @@ def test_hub_offline_fails_fast_and_clear():
   start = time.monotonic()
   done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, env=env, capture_output=True, text=True)
   assert done.stdout == 'ready' and time.monotonic() - start < 20
-  assert done.stderr.splitlines()[-1].startswith("spec.SpecError: corpus hub: id = 'a/b': cannot be reached")
+  assert done.stderr.splitlines()[-1].startswith(
+    "spec.SpecError: corpus hub: id = 'a/b', split = 'test': cannot be reached"
+  )
 
 
 # Drawn corpora.
@@ -296,13 +309,11 @@ def test_drawn_corpora_name_what_is_wrong(corpus, says):
 
 
 def test_drawn_documents_are_no_near_duplicates():
-  """Narrow grids with little noise share most of their shingles; text that was not drawn is still looked at."""
-  corpus = corpora.load('grid(rows=80, width=8, grids=60, rule=90, noise=0.01)')
-  texts = [d.text for d in corpus.documents]
+  """Narrow grids with little noise share most of their shingles."""
+  name, tokenizer = 'grid(rows=80, width=8, grids=60, rule=90, noise=0.01)', tokenizers.build('bytes')
+  texts = [d.text for d in corpora.load(name).documents]
   assert len(set(near_duplicate_groups(texts).tolist())) < 30
-  assert document_groups(corpus).tolist() == list(range(60))
-  real = corpora.Corpus('x', corpus.documents, 'x')
-  assert (document_groups(real) == near_duplicate_groups(texts)).all()
+  assert cache.find(name, tokenizer)[0].group_n.tolist() == list(range(60))
 
 
 def test_a_floor_and_a_stride_are_of_bytes(bpe, tmp_path):
@@ -377,7 +388,7 @@ def test_bpe_that_changes_the_text_is_an_error(bpe, tmp_path, change):
 
 def test_bpe_names_the_document_that_is_not_utf8(bpe, tmp_path):
   corpus = corpora.load(write(tmp_path, good=b'a', odd=ODD))
-  message = error(ValueError, data.tokenize, corpus, bpe)
+  message = error(ValueError, cache.tokenize, corpus, bpe)
   assert "'odd.txt': byte 25 is not UTF-8" in message and "tokenizer = 'bytes'" in message
 
 
