@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import spec
 from data import cache, corpora, tokenizers
 from data.corpora import Corpus
-from data.document import Document, Drawn, Floor
+from data.document import Document, Drawn, Floor, Found
 from data.split import Splits, TokenDocument, draw_splits
 from data.tokenizers import Tokenizer
 from data.windows import BOS, TrainWindows, cut
@@ -22,6 +22,7 @@ __all__ = [
   'Tokenizer',
   'TrainWindows',
   'cut',
+  'known',
   'load_data',
 ]
 
@@ -63,6 +64,13 @@ class Data:
   stride: int = 1
 
 
+def known(source: Found | Drawn, tokenizer: Tokenizer) -> tuple[Floor | None, int]:
+  """(floor, stride) of a corpus in tokens."""
+  if isinstance(source, Drawn) and isinstance(tokenizer, tokenizers.Bytes):
+    return source.floor, source.stride
+  return None, 1
+
+
 def load_data(config: DataConfig, *, train_len: int, min_test_tokens: int, spans: int = 0) -> Data:
   """Finds the corpus, in tokens (data/cache.py), and splits it.
 
@@ -76,8 +84,7 @@ def load_data(config: DataConfig, *, train_len: int, min_test_tokens: int, spans
   """
   tokenizer = tokenizers.build(config.tokenizer)
   corpus, source = cache.find(config.corpus, tokenizer)
-  known = isinstance(source, Drawn) and isinstance(tokenizer, tokenizers.Bytes)
-  floor, stride = (source.floor, source.stride) if known else (None, 1)
+  floor, stride = known(source, tokenizer)
   if train_len % stride:
     raise spec.SpecError(
       f'config.train_len = {train_len}: a multiple of {stride}, the stride of corpus {corpus.name!r}, is allowed'

@@ -16,6 +16,7 @@ import json
 import lzma
 import os
 import sysconfig
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from glob import glob as find_paths
@@ -129,7 +130,7 @@ def jsonl(*, glob: str, column: str = 'text') -> Found:
           for i, line in enumerate(file):
             if line.strip():
               yield _row(f'corpus jsonl: {path}, line {i + 1}', f'{name}/{i:07d}', _json(line), column)
-        except (EOFError, gzip.BadGzipFile, lzma.LZMAError) as error:
+        except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
           raise spec.SpecError(f'corpus jsonl: {path}: {error}') from None
 
   packed = any(path.suffix in OPEN for path in paths.values())

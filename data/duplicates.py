@@ -1,11 +1,9 @@
 """Which documents are nearly the same, for corpora of any size: sketches go through files, not through memory."""
 
-import contextlib
 import hashlib
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -13,14 +11,16 @@ SHINGLE = 24  # bytes, a multiple of 8: about four English words, long enough no
 KEPT = 8  # one shingle in 8 is looked at; one in 32 merges files of 100 bytes by chance. A power of 2
 THRESHOLD = 0.3  # of the smaller document's shingles
 
-BITS = 8  # of a hash, its highest, say in which of 256 files it waits: each is sorted in memory, a 256th of all
-HELD = 1 << 21  # hashes that wait in memory for their files, and pairs that are counted at once
+FILES = 256  # in which hashes wait, by their highest bits, then pairs, by their first document; one at a time is read
+HELD = 1 << 21  # hashes, or pairs, that wait in memory for their files
 PIECE = 1 << 17  # bytes of text whose shingles are hashed at once: their hashes fit into a core's cache
 # Of a shingle that k documents share, k (k - 1) / 2 pairs would have to be counted. In corpora of more than EXACT
 # documents, one that more than COMMON share counts between neighbours in their list only: copies of one template share
 # most of their lists and are chained, and what shares a licence's header with thousands is compared with two of them.
-EXACT, COMMON = 1024, 64
-WAITING = np.dtype([('hash', '<u8'), ('document', '<u4')])
+EXACT, COMMON = 1024, 8
+HASHES = np.dtype([('hash', '<u8'), ('document', '<u4')])
+NONE = np.empty((2, 0), np.int64)
+PAIRS = np.dtype([('pair', '<u8'), ('shared', '<u4')])
 
 
 def _hashes(text: bytes | memoryview) -> np.ndarray:
@@ -44,6 +44,29 @@ def sketch(text: bytes) -> np.ndarray:
   return parts[0] if len(parts) == 1 else np.unique(np.concatenate([np.empty(0, np.uint64), *parts]))
 
 
+class _Waiting:
+  """Records that are too many for memory, in files of those that belong together."""
+
+  def __init__(self, folder: Path, dtype: np.dtype):
+    self._folder, self._dtype = folder, dtype
+    folder.mkdir()
+
+  def add(self, records: np.ndarray, file_n: np.ndarray) -> None:
+    """`file_n`: uint8, where each belongs."""
+    order = np.argsort(file_n, kind='stable')
+    ends = np.cumsum(np.bincount(file_n, minlength=FILES))
+    for k, part in enumerate(np.split(records[order], ends[:-1])):
+      if len(part):
+        with open(self._folder / f'{k:03}', 'ab') as file:
+          part.tofile(file)
+
+  def take(self) -> Iterator[np.ndarray]:
+    """In the order in which they were added, file by file, which are gone then."""
+    for path in sorted(self._folder.iterdir()):
+      yield np.fromfile(path, self._dtype)
+      path.unlink()
+
+
 class Sketches:
   """Documents, added one at a time, then their groups. Memory: 100 bytes a document, and a 256th of all hashes.
 
@@ -52,13 +75,14 @@ class Sketches:
   """
 
   def __init__(self, folder: str | Path):
-    """`folder`: of its own, for 1.5 times the bytes of the corpus."""
-    self._folder = Path(folder)
+    """`folder`: for 1.5 times the bytes of the corpus, and more where its documents share much."""
+    self._hashes = _Waiting(Path(folder) / 'hashes', HASHES)
+    self._pairs = _Waiting(Path(folder) / 'pairs', PAIRS)
     self._first: dict[bytes, int] = {}
     self._twin: list[int] = []  # the first document with this text
     self._size: list[int] = []
-    self._waiting: list[np.ndarray] = []
-    self._held = 0
+    self._held: list[np.ndarray] = []
+    self._n_held = 0
 
   def add(self, text: bytes) -> None:
     document = len(self._twin)
@@ -66,11 +90,11 @@ class Sketches:
     hashes = sketch(text) if twin == document else np.empty(0, np.uint64)  # a copy is where its first is
     self._twin.append(twin)
     self._size.append(len(hashes))
-    waiting = np.empty(len(hashes), WAITING)
-    waiting['hash'], waiting['document'] = hashes, document
-    self._waiting.append(waiting)
-    self._held += len(hashes)
-    if self._held > HELD:
+    records = np.empty(len(hashes), HASHES)
+    records['hash'], records['document'] = hashes, document
+    self._held.append(records)
+    self._n_held += len(hashes)
+    if self._n_held > HELD:
       self._spill()
 
   def groups(self, threshold: float = THRESHOLD) -> np.ndarray:
@@ -82,70 +106,74 @@ class Sketches:
 
     self._spill()
     n, size_n = len(self._twin), np.array(self._size)
-    pair, shared = _sums(self._pairs(n))
-    i, j = pair // max(n, 1), pair % max(n, 1)
-    near = shared > threshold * np.minimum(size_n[i], size_n[j])
-    edges = np.concatenate([i[near], np.arange(n)]), np.concatenate([j[near], self._twin])
-    graph = sparse.coo_array((np.ones(len(edges[0]), np.int8), edges), shape=(n, n))
+    edges = [(np.arange(n), np.array(self._twin, np.int64))]
+    for pair, shared in self._summed(self._shared(n), n):
+      i, j = np.divmod(pair, n)
+      near = shared > threshold * np.minimum(size_n[i], size_n[j])
+      edges.append((i[near], j[near]))
+    i, j = (np.concatenate(ends) for ends in zip(*edges))
+    graph = sparse.coo_array((np.ones(len(i), np.int8), (i, j)), shape=(n, n))
     return connected_components(graph, directed=False)[1]
 
   def _spill(self) -> None:
-    waiting = np.concatenate([np.empty(0, WAITING), *self._waiting])
-    self._waiting, self._held = [], 0
-    bucket = (waiting['hash'] >> np.uint64(64 - BITS)).astype(np.uint8)
-    waiting = waiting[np.argsort(bucket, kind='stable')]
-    ends = np.cumsum(np.bincount(bucket, minlength=1 << BITS))
-    with contextlib.ExitStack() as stack:
-      for k, part in enumerate(np.split(waiting, ends[:-1])):
-        if len(part):
-          file: BinaryIO = stack.enter_context(open(self._folder / f'{k}', 'ab'))
-          part.tofile(file)
+    records = np.concatenate([np.empty(0, HASHES), *self._held])
+    self._held, self._n_held = [], 0
+    self._hashes.add(records, (records['hash'] >> np.uint64(56)).astype(np.uint8))
 
-  def _pairs(self, n: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+  def _shared(self, n: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """(i n + j, shingles that documents i < j share), of a part of the shingles each."""
     common = n if n <= EXACT else COMMON
-    for path in sorted(self._folder.iterdir()):
-      waiting = np.fromfile(path, WAITING)
-      path.unlink()
-      hashes = np.sort(waiting['hash'])
+    for records in self._hashes.take():
+      hashes = np.sort(records['hash'])
       several = np.unique(hashes[1:][hashes[1:] == hashes[:-1]])
       if not len(several):
         continue
-      at = np.minimum(np.searchsorted(several, waiting['hash']), len(several) - 1)
-      waiting = waiting[several[at] == waiting['hash']]
-      waiting = waiting[np.argsort(waiting['hash'], kind='stable')]  # and by document: they came in that order
-      document = waiting['document'].astype(np.int64)
-      same = np.concatenate([[-1], np.flatnonzero(np.diff(waiting['hash'])), [len(waiting) - 1]])
-      first, count = same[:-1] + 1, np.diff(same)
-      for k in np.unique(count):
-        lists = document[first[count == k][:, None] + np.arange(k)]  # the same documents share many shingles
-        lists, times = np.unique(lists, axis=0, return_counts=True)
+      at = np.minimum(np.searchsorted(several, records['hash']), len(several) - 1)
+      records = records[several[at] == records['hash']]
+      records = records[np.argsort(records['hash'], kind='stable')]  # and by document: they came in that order
+      document = records['document'].astype(np.int64)
+      ends = np.concatenate([[-1], np.flatnonzero(np.diff(records['hash'])), [len(records) - 1]])
+      first, count = ends[:-1] + 1, np.diff(ends)
+      for k in np.unique(count).tolist():
+        lists = document[first[count == k][:, None] + np.arange(k)]
         a, b = np.triu_indices(k, 1) if k <= common else (np.arange(k - 1), np.arange(1, k))
         step = max(HELD // len(a), 1)
         for some in range(0, len(lists), step):
           part = lists[some : some + step]
-          yield (part[:, a] * n + part[:, b]).ravel(), np.repeat(times[some : some + step], len(a))
+          pair, shared = np.unique(part[:, a] * n + part[:, b], return_counts=True)
+          yield pair, shared
 
+  def _summed(self, parts: Iterable[tuple[np.ndarray, np.ndarray]], n: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """(distinct pairs, what they share in all parts): all of them where memory holds them, else in several parts."""
+    held, n_held = [], 0
+    spilled = False
 
-def _sums(parts: Iterable[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-  """(distinct keys, sums of their values), with little more in memory than those."""
-  keys, sums = np.empty(0, np.int64), np.empty(0, np.int64)
-  waiting: list[tuple[np.ndarray, np.ndarray]] = []
-  held = 0
+    def merged() -> tuple[np.ndarray, np.ndarray]:
+      pairs, shared = (np.concatenate(column) for column in zip(*held, tuple(NONE)))
+      distinct, where = np.unique(pairs, return_inverse=True)
+      return distinct, np.bincount(where, shared, minlength=len(distinct)).astype(np.int64)
 
-  def merged() -> tuple[np.ndarray, np.ndarray]:
-    every = np.concatenate([keys, *(k for k, _ in waiting)])
-    distinct, where = np.unique(every, return_inverse=True)
-    values = np.concatenate([sums, *(v for _, v in waiting)])
-    return distinct, np.bincount(where, values, minlength=len(distinct)).astype(np.int64)
+    def spill(pair: np.ndarray, shared: np.ndarray) -> None:
+      records = np.empty(len(pair), PAIRS)
+      records['pair'], records['shared'] = pair, shared
+      self._pairs.add(records, (pair // n * FILES // n).astype(np.uint8))
 
-  for part in parts:
-    waiting.append(part)
-    held += len(part[0])
-    if held > max(HELD, len(keys)):
-      keys, sums = merged()
-      waiting, held = [], 0
-  return merged()
+    for part in parts:
+      held.append(part)
+      n_held += len(part[0])
+      if n_held > 2 * HELD:
+        held = [merged()]
+        n_held = len(held[0][0])
+        if n_held > HELD:
+          spill(*held[0])
+          held, n_held, spilled = [], 0, True
+    if not spilled:
+      yield merged()
+      return
+    spill(*merged())
+    for records in self._pairs.take():
+      held = [(records['pair'].astype(np.int64), records['shared'])]
+      yield merged()
 
 
 def near_duplicate_groups(texts: Iterable[bytes], *, threshold: float = THRESHOLD) -> np.ndarray:

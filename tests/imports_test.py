@@ -18,6 +18,8 @@ ALLOWED = {
   'configs': {'training', 'evaluation', 'models', 'posenc', 'data', 'spec'},
 }
 END = {'train', 'eval_extrapolation', 'scripts', 'benchmarks', 'tests'}
+# So is a program that stands with the part that it shows. Nobody imports it.
+PROGRAMS = {'data/show.py'}
 
 
 def imported(path):
@@ -29,11 +31,23 @@ def imported(path):
       yield from (alias.name.split('.')[0] for alias in node.names)
 
 
+def test_nobody_imports_a_program(root):
+  names = {path.removesuffix('.py').replace('/', '.') for path in PROGRAMS}
+  for path in [*root.glob('*.py'), *(p for part in ALLOWED if part != 'spec' for p in (root / part).rglob('*.py'))]:
+    text = path.read_text()
+    for name in names:
+      package, _, module = name.rpartition('.')
+      assert f'import {name}' not in text and f'from {name} ' not in text, path
+      assert f'from {package} import {module}\n' not in text, path
+
+
 @pytest.mark.parametrize('part', ALLOWED)
 def test_imports_point_one_way(root, part):
   files = [root / 'spec.py'] if part == 'spec' else sorted((root / part).rglob('*.py'))
   assert files
   for path in files:
+    if path.relative_to(root).as_posix() in PROGRAMS:
+      continue
     ours = set(imported(path)) & (ALLOWED.keys() | END) - {part}
     assert ours <= ALLOWED[part], f'{path.relative_to(root)} imports {ours - ALLOWED[part]}'
 
