@@ -18,6 +18,8 @@ from evaluation.sweep import Point, exp
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
+  from evaluation.stability import Line
+
 MARKERS = 'osDv*'
 
 Looks = Mapping[str, tuple[str, str]]
@@ -184,6 +186,136 @@ def by_position(points: Sequence[Point], looks: Looks) -> 'Figure':
       str(h.get_label()): h for ax in figure.axes for h in ax.get_lines() if not str(h.get_label()).startswith('_')
     }
     figure.legend(list(handles.values()), list(handles), loc='outside right upper', fontsize=8)
+  return figure
+
+
+def pairs(points: Sequence[Mapping[str, Any]]) -> 'Figure':
+  """What evaluation/diagnosis.py makes of pairs: nats recovered by each pair alone, and by sets of them.
+
+  A row per scheme, a panel per length above 1x. Sets are levels; pairs that never completed a turn are shaded.
+  """
+  asked = [p for p in points if p['what'] != 'none' and p['length'] > p['train_length']]
+  schemes, lengths = list(dict.fromkeys(p['scheme'] for p in asked)), sorted({p['length'] for p in asked})
+  sets = {'incomplete': '--', 'complete': ':', 'all': '-'}
+  with _style():
+    figure = _figure(3.4 * len(lengths) + 2.4, 3.4 * len(schemes) + 0.6)
+    if not asked:
+      return figure
+    axes = figure.subplots(len(schemes), len(lengths), squeeze=False, sharex='row')
+    for row, scheme in zip(axes, schemes):
+      for ax, length in zip(row, lengths):
+        here = [p for p in asked if (p['scheme'], p['length']) == (scheme, length)]
+        turns = {p['pairs'][0]: p['turns'][0] for p in here if p['which'] == 'pair'}
+        unseen = [p for p, r in turns.items() if r < 1]
+        if unseen:
+          ax.axvspan(min(unseen) - 0.5, max(unseen) + 0.5, color='0.93', zorder=0)
+        ax.axhline(0, color='0.6', lw=0.8)
+        ax.axhline(here[0]['damage'], color='C3', lw=1.2, label='damage: rise over 1x')
+        for what, colour, marker in (('held', 'C0', 'o'), ('pi', 'C1', 'x')):
+          mine = [p for p in here if p['what'] == what]
+          one = sorted((p for p in mine if p['which'] == 'pair'), key=lambda p: p['pairs'])
+          y = [p['recovered'] for p in one]
+          bars = [
+            [0 if p['recovered_low'] is None else abs(p['recovered'] - p[end]) for p in one]
+            for end in ('recovered_low', 'recovered_high')
+          ]
+          x = [p['pairs'][0] for p in one]
+          ax.errorbar(x, y, bars, fmt=marker, color=colour, ms=4, elinewidth=0.8, label=f'{what}: that pair alone')
+          for p in mine:
+            if p['which'] in sets:
+              label = f'{what}: {p["which"]}'
+              ax.axhline(p['recovered'], color=colour, ls=sets[p['which']], lw=1, label=label)
+        shown = list(turns)[:: max(len(turns) // 8, 1)]
+        ax.set_xticks(shown, [f'{p}\n{turns[p]:.2g}' for p in shown], fontsize=7)
+        ax.set_title(f'{length} tokens, {length / here[0]["train_length"]:g}x', fontsize=9)
+        ax.grid(alpha=0.25)
+      row[0].set_ylabel(f'{scheme}\nnats recovered', fontsize=9)
+    figure.supxlabel('frequency pair, and its turns within the range of training', fontsize=9)
+    title = f'{_looked_at(asked[0])}\n95 % over documents\ngrey: never completed a turn'
+    _legend(figure, axes[0][-1], title)
+  return figure
+
+
+def attention(points: Sequence[Mapping[str, Any]]) -> 'Figure':
+  """Entropy, largest logit and masses of attention against length, a row each, a line per head, a panel per layer.
+
+  Of more than eight layers eight are shown, evenly spread.
+  """
+  layers = sorted({p['layer'] for p in points})
+  layers = [layers[i * len(layers) // min(len(layers), 8)] for i in range(min(len(layers), 8))]
+  lengths, train_len = sorted({p['length'] for p in points}), points[0]['train_length']
+  titles = {
+    'entropy': 'entropy, nats',
+    'largest': 'largest logit',
+    'first': 'mass on the\nfirst token',
+    'beyond': f'mass {train_len} tokens\nback or more',
+  }
+  with _style():
+    figure = _figure(2.5 * len(layers) + 1.8, 8.4)
+    axes = figure.subplots(len(titles), len(layers), squeeze=False, sharex=True, sharey='row')
+    for row, (name, title) in zip(axes, titles.items()):
+      row[0].set_ylabel(title, fontsize=9)
+      for ax, layer in zip(row, layers):
+        mine = sorted((p for p in points if p['layer'] == layer), key=lambda p: p['length'])
+        for head in sorted({p['head'] for p in mine}):
+          of = [p for p in mine if p['head'] == head]
+          ax.plot([p['length'] for p in of], [p[name] for p in of], 'o-', ms=3, lw=1, label=f'head {head}')
+        if name == 'entropy':
+          ax.plot(lengths, np.log(lengths), color='0.6', lw=0.8, label='uniform: ln L')
+          ax.set_title(f'layer {layer}, {mine[0]["scheme"]}', fontsize=9)
+        ax.axvline(train_len, color='0.5', lw=1, ls=':')
+        ax.set_xscale('log', base=2)
+        ax.set_xticks(lengths, [f'{n / train_len:g}x' for n in lengths], fontsize=8)
+        ax.minorticks_off()
+        ax.grid(alpha=0.25)
+    figure.supxlabel('evaluation length', fontsize=9)
+    _legend(figure, axes[0][0], f'{_looked_at(points[0])}\nmeans over the queries\nof the fixed targets')
+  return figure
+
+
+def _looked_at(point: Mapping[str, Any]) -> str:
+  return f'{point["run"]} {point["method"]},\ncheckpoint {point["checkpoint_step"]}, seed {point["seed"]}'
+
+
+def surface(lines: Sequence['Line'], train_len: int) -> 'Figure':
+  """Perplexity against tokens seen, a panel per scheme, a line per length; y as in `curves`."""
+  import matplotlib
+
+  schemes, lengths = list(dict.fromkeys(line.scheme for line in lines)), sorted({line.length for line in lines})
+  colour = {n: matplotlib.colormaps['viridis'](i / max(len(lengths), 2)) for i, n in enumerate(lengths)}
+  finite = [x for line in lines for x in line.nll_SC.mean(0) if math.isfinite(x)] or [0.0]
+  bottom, ceiling = exp(min(finite)), min(15 * exp(min(finite)), 1.2 * exp(max(finite)))
+  columns = min(4, len(schemes))
+  rows = math.ceil(len(schemes) / columns)
+  with _style():
+    figure = _figure(2.9 * columns + 1.4, 2.6 * rows + 0.5)
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat
+    for ax, scheme in zip(axes, schemes):
+      for line in (line for line in lines if line.scheme == scheme):
+        mean = np.minimum(np.exp(np.minimum(line.nll_SC.mean(0), 700)), ceiling)
+        for x_C in line.nll_SC if len(line.nll_SC) > 1 else ():
+          seed = np.minimum(np.exp(np.minimum(x_C, 700)), ceiling)
+          ax.plot(line.tokens, seed, lw=0.6, alpha=0.4, color=colour[line.length])
+        style = '-' if line.length >= train_len else ':'
+        ax.plot(
+          line.tokens, mean, style, marker='o', ms=2.5, color=colour[line.length], label=f'{line.length / train_len:g}x'
+        )
+      ax.set_title(scheme, fontsize=9)
+      ax.set_yscale('log', base=2)
+      ticks = [t * 10.0**e for e in range(-1, 4) for t in (1, 1.5, 2, 3, 5, 7) if bottom <= t * 10.0**e <= ceiling]
+      ticks = ticks if len(ticks) > 2 else list(np.linspace(bottom, ceiling, 4))
+      ax.set_yticks(ticks, [f'{t:.3g}' for t in ticks], fontsize=8)
+      ax.tick_params(axis='x', labelsize=8)
+      ax.minorticks_off()
+      ax.set_ylim(bottom * 0.97, ceiling * 1.04)
+      ax.grid(alpha=0.25)
+    for ax in list(axes)[len(schemes) :]:
+      ax.set_axis_off()
+    figure.supxlabel('tokens seen', fontsize=9)
+    figure.supylabel('perplexity per token', fontsize=9)
+    handles = {str(h.get_label()): h for ax in figure.axes for h in ax.get_lines() if str(h.get_label())[0] != '_'}
+    named = [f'{n / train_len:g}x' for n in lengths]
+    figure.legend([handles[n] for n in named], named, loc='outside right upper', fontsize=8, title='length')
   return figure
 
 

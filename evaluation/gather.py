@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import posenc
-from evaluation import figures, summary, tokens
+from evaluation import diagnosis, figures, stability, summary, tokens
+from evaluation.chosen import Setting
 from evaluation.plan import Comparison
 from evaluation.points import line_name, plain, trained
 from evaluation.runs import Run, compared
@@ -20,6 +21,15 @@ if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
 PERPLEXITY, LESS_NONE, LESS_FIRST, GAIN = 'perplexity', 'less none', 'less the first scheme', 'gain of far text'
+VALIDATION = 'validation at 1x'
+
+
+_PAIRS = (
+  'Nats that come back where the angles of frequency pairs are kept within the range of training. Held: keys farther '
+  'than in training are seen by these pairs under the angle of the farthest distance in training. pi: all distances '
+  'are squeezed, for these pairs alone. Parts do not add up.'
+)
+_ATTENTION = 'Attention of the queries that predict the targets, by layer and head.'
 
 
 class Number(NamedTuple):
@@ -48,10 +58,19 @@ class Picture(NamedTuple):
 
 
 class Report:
-  """What is said of `runs`. comparisons: whose tokens are shown; the configs' own, or the widest differences."""
+  """What is said of `runs`. comparisons: whose tokens are shown; the configs' own, or the widest differences.
 
-  def __init__(self, runs: Sequence[Run], comparisons: Sequence[str] = ()):
-    self.runs, self._asked = runs, comparisons
+  settings: what `runs` were chosen from. unswept: folders of runs that have no curve.
+  """
+
+  def __init__(
+    self,
+    runs: Sequence[Run],
+    comparisons: Sequence[str] = (),
+    settings: Sequence[Setting] = (),
+    unswept: Sequence[pathlib.Path] = (),
+  ):
+    self.runs, self._asked, self.settings, self.unswept = runs, comparisons, settings, unswept
     self.points = [p for run in runs for p in run.points]
     self.train_len = self.points[0]['train_length']
     self.rows = summary.rows(self.points)
@@ -80,6 +99,11 @@ class Report:
   @functools.cached_property
   def numbers(self) -> list[Number]:
     out = []
+    for s in self.settings:
+      said = f'seeds {", ".join(map(str, s.nll)) or "none"}: {s.said}'
+      key = s.scheme, s.positions, 'none', 'validation', self.train_len
+      number = self._number(VALIDATION, key, 'nats', value=s.mean, marked=s.chosen, said=said)
+      out.append(number._replace(line=s.text))
     for p in self.rows:
       key = p['scheme'], p.get('positions', 'sequential'), p['method'], p['protocol'], p['length']
       said = p['outcome'] if p['outcome'] != 'ok' else ''
@@ -122,7 +146,7 @@ class Report:
 
   @functools.cached_property
   def pictures(self) -> dict[str, Picture]:
-    """By what they show: a protocol, 'plane', 'position'."""
+    """By what they show: a protocol, 'plane', 'position', 'surface'."""
     out = {}
     for protocol in self.protocols:
       rows = self.of(protocol)
@@ -142,6 +166,11 @@ class Report:
         'below it the curve is flat. Both are lengths of the sweep; dots are set apart a little.'
       )
       out['plane'] = Picture('stretch and reach', figures.plane(dots, self.train_len, self.looks), caption)
+    for name, draw in (('pairs', figures.pairs), ('attention', figures.attention)):
+      for run, of in self.diagnoses[name]:
+        what = {'pairs': _PAIRS, 'attention': _ATTENTION}[name]
+        title = f'{name}: {trained(run.points[0])}, seed {run.seed}, {of[0]["method"]}'
+        out[f'{name} {run.workdir} {of[0]["method"]}'] = Picture(title, draw(of), f'{what} {_of(of)}')
     buckets = [p for p in self.points if p.get('buckets')]
     if buckets:
       caption = (
@@ -149,7 +178,33 @@ class Report:
         'Where a line goes up beyond the dotted training length the scheme breaks there.'
       )
       out['position'] = Picture('NLL by position in the window', figures.by_position(buckets, self.looks), caption)
+    surface = stability.points(self.runs)
+    if any('nll' in p for p in surface):
+      caption = (
+        'Fixed targets of validation documents, none of the test; a line is the mean of its seeds, each drawn thin. '
+        'What rises from left to right gets worse with training.'
+      )
+      figure = figures.surface(stability.lines(surface), self.train_len)
+      out['surface'] = Picture('perplexity against tokens seen', figure, f'{counted(surface)}{caption}')
+    if self.several:  # an order of schemes is of one token budget
+      out = {name: p._replace(caption=f'{p.caption} {self.stability}') for name, p in out.items()}
     return out
+
+  @functools.cached_property
+  def diagnoses(self) -> dict[str, list[tuple[Run, list[Point]]]]:
+    """'pairs' and 'attention': what evaluation.diagnose left of each run's checkpoint, by method."""
+    out: dict[str, list[tuple[Run, list[Point]]]] = {'pairs': [], 'attention': []}
+    for name, found in out.items():
+      for run in self.runs:
+        points = diagnosis.read(run.workdir / 'diagnosis' / f'{name}.jsonl')
+        points = [p for p in points if p['checkpoint_step'] == run.points[0]['checkpoint_step']]
+        for method in dict.fromkeys(p['method'] for p in points):
+          found.append((run, [p for p in points if p['method'] == method]))
+    return out
+
+  @functools.cached_property
+  def stability(self) -> str:
+    return stability.rank_stability(self.runs)
 
   @functools.cached_property
   def references(self) -> list[tuple[str, str]]:
@@ -203,6 +258,11 @@ class Report:
 
   def lengths(self, protocol: str) -> list[int]:
     return sorted({p['length'] for p in self.points if p['protocol'] == protocol})
+
+
+def _of(points: Sequence[Point]) -> str:
+  p = points[0]
+  return f'{p["targets"]} targets of {p["documents"]} documents.'
 
 
 def counted(rows: Sequence[Point]) -> str:
