@@ -151,8 +151,8 @@ def _hash(value: Any) -> str:
 
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
-  """Of all processes, also on other machines. The system lifts the lock of one that was killed; a file system that knows
-  no locks is refused, since what a killed process left could not be told from what another is writing."""
+  """Of all processes, also on other machines. The system lifts the lock of one that was killed; a file system without
+  locks is refused: what a killed process left could not be told from what another is writing."""
   with open(path, 'ab') as file:
     try:
       fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

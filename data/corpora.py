@@ -206,9 +206,9 @@ def hub(
   `subset`: the dataset's configuration. `documents`: the first so many rows; 0: all. `streaming`: nothing is downloaded
   but what is read, once, in the hub's order, into the token cache. From there training cuts its windows, so that a
   resumed run sees what an uninterrupted one would; a shuffle buffer would lose what it held. With `revision`, a commit
-  of 40 digits, what was streamed once is not asked for again; without one every process streams anew at
-  every start, and a run whose text has changed is refused. Without a network the hub client tries for 25 s, its warnings on the terminal; with
-  HF_HUB_OFFLINE=1 it takes what is cached or fails at once.
+  of 40 digits, what was streamed once is not asked for again; without one every process streams anew at every start,
+  and a run whose text has changed is refused. Without a network the hub client tries for 25 s, its warnings on the
+  terminal; with HF_HUB_OFFLINE=1 it takes what is cached or fails at once.
   """
   at = f'corpus hub: id = {id!r}'
   if id in SCRIPTS:
