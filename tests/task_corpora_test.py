@@ -86,7 +86,7 @@ def test_what_is_marked_in_recall_was_there_before(recall):
 
 
 def test_no_prose_is_in_two_documents_of_recall(recall):
-  texts = {d.name: d.text for d in corpora.sotu()}
+  texts = {d.name: d.text for d in corpora.sotu().read()}
   for document, answer_n in list(zip(recall.documents, recall.answers))[:20]:
     at = 0
     for first in range(0, len(answer_n), 128):
