@@ -8,7 +8,6 @@ scored. --status shows what is there, --dry_run what the rest costs.
 """
 
 import functools
-import json
 import pathlib
 from typing import Any
 
@@ -28,7 +27,7 @@ from evaluation.sweep import sweep
 from models.lm import abstract
 from posenc.alibi import ALiBi, slopes
 from spec import SpecError
-from training import cli, hosts, provenance
+from training import cli, hosts, lock, provenance
 from training.checkpoints import Checkpoints, as_abstract
 from training.devices import make_mesh, spread
 
@@ -71,6 +70,8 @@ def main() -> int:
     raise SpecError(f'workdir = {str(workdir)!r}: holds no checkpoint yet')
   mesh = make_mesh(0, config.mesh)  # batches are cut to fit it
   hosts.on_first(mesh, lambda: results.check_writable(workdir / 'extrapolation'))
+  if not (STATUS.value or DRY_RUN.value):
+    hosts.on_first(mesh, lambda: lock.take(workdir / 'extrapolation', 'sweep'))
 
   # ---- data, model
   data = config.load_data()
@@ -107,21 +108,9 @@ def main() -> int:
     checkpoint = checkpoint_hash(restored())
   else:
     checkpoint = remembered(directory / 'checkpoints.json', files, lambda: checkpoint_hash(restored()))
-  model = {name: getattr(config.model, name) for name in ('heads', 'kv', 'width', 'tied')}
 
   def open_rows(positions: str, length: int):
-    return store.open(
-      Key(
-        checkpoint=checkpoint,
-        model=json.dumps({**model, 'train_len': config.train_len}),
-        scheme=' '.join(config.posenc),
-        positions=positions,
-        corpus=data.tokens_sha256,
-        bos=config.data.bos,
-        dtype=config.model.dtype,
-        length=length,
-      )
-    )
+    return store.open(Key.of(config, data, checkpoint, positions, length))
 
   survey = Survey(
     plan, slots, methods, lengths, config.train_len, rule, functools.cache(open_rows) if several else open_rows
@@ -141,19 +130,7 @@ def main() -> int:
     return 0
   for remark in (*posenc.remarks(methods, slots, config.train_len), *rule.remarks()):
     print(f'note: {remark}')
-  facts = {
-    'posenc': list(config.posenc),
-    'checkpoint_step': step,
-    'seed': config.seed,
-    'tokens_seen': step * config.optimizer.accumulate * config.batch * config.train_len,
-    'params': provenance.count(shapes),
-    'learning_rate': config.optimizer.learning_rate,
-    'bos': config.data.bos,
-    'corpus': data.name,
-    'corpus_sha256': data.sha256,
-    'corpus_documents': data.n_documents,
-    'corpus_tokens': data.n_tokens,
-  }
+  facts = provenance.facts(config, data, shapes, step)
   if all(isinstance(scheme, ALiBi) for scheme in slots):
     facts['slope'] = min(slopes(config.model.heads))  # what a reach is measured in
   per_document = f'{config.eval.spans} spans of {plan.targets} targets'

@@ -20,10 +20,11 @@ from ml_collections import config_flags
 import posenc
 from configs.schema import Config
 from data import TrainWindows
+from evaluation.surface import Surface
 from models.lm import abstract
 from models.memory import fitted
 from models.ring import place
-from training import cli, hosts, provenance
+from training import cli, hosts, lock, provenance
 from training.checkpoints import Checkpoints, as_abstract
 from training.devices import make_mesh, split_tokens, spread, whole_shares
 from training.log import RunLog
@@ -32,7 +33,7 @@ from training.step import make_train_step, make_validate
 
 CONFIG = config_flags.DEFINE_config_file('config', None, 'The recipe.', lock_config=True)
 WORKDIR = flags.DEFINE_string(
-  'workdir', None, 'Folder of this run: config.json, checkpoints/, tensorboard/.', required=True
+  'workdir', None, 'Folder of this run: config.json, checkpoints/, metrics.jsonl, tensorboard/.', required=True
 )
 flags.mark_flag_as_required('config')
 
@@ -48,6 +49,7 @@ def main() -> int:
   rule = config.build_rule(slots)
   remarks = [*posenc.remarks((), slots, config.train_len), *rule.remarks()]
   train_pos = posenc.positions('none', slots, config.train_len, config.train_len)
+  surface = Surface(config, data, slots, rule)
   held_out = {}
   for multiple in config.log.validate_multiples:
     length = config.tokens(multiple)
@@ -58,6 +60,7 @@ def main() -> int:
     else:
       held_out[multiple] = (TrainWindows(data.splits.validation, length, **cut_as, seed=0), pos)
   mesh = make_mesh(config.batch, config.mesh)
+  hosts.on_first(mesh, lambda: lock.take(workdir))
   hosts.on_first(mesh, lambda: provenance.claim(workdir, config, data))
   provenance.check_data(workdir, data)  # by every process: it has the same folder and the same text
   checkpoints = Checkpoints(workdir, keep=config.log.keep)
@@ -85,6 +88,7 @@ def main() -> int:
   train_pos = jax.tree.map(np.asarray, train_pos)  # a constant of the program on every process
   train_step = make_train_step(graphdef, tx, train_pos, config.seed if config.model.dropout else None, mesh)
   validate_step = make_validate(graphdef, mesh)
+  surface.begin(workdir / 'extrapolation', graphdef, mesh, functools.partial(provenance.facts, config, data, shapes))
   lr = schedule(config.optimizer, config.steps)
   tokens_per_step = config.optimizer.accumulate * config.batch * config.train_len
   flops_per_step = tokens_per_step * provenance.train_flops_per_token(config, shapes)
@@ -100,7 +104,7 @@ def main() -> int:
   count_bytes = jax.jit(lambda targets_ABT: jnp.asarray(bytes_per_token_V)[targets_ABT].sum())
 
   # ---- what the run says
-  log = RunLog(str(workdir / 'tensorboard' / 'train'), start=start, total=config.steps)
+  log = RunLog(workdir, start=start, total=config.steps)
   log.say(provenance.describe(config, data, windows, shapes, mesh, start))
   for remark in remarks:
     log.say(f'note: {remark}')
@@ -163,12 +167,20 @@ def main() -> int:
     pending = (done, metrics, batch[1])
     log.update()
     finished, stopping = done == config.steps, told if several else received()
-    if finished or stopping or done % config.log.checkpoint_every == 0 or done % config.log.validate_every == 0:
+    if (
+      finished
+      or stopping
+      or done % config.log.checkpoint_every == 0
+      or done % config.log.validate_every == 0
+      or done in surface.steps
+    ):
       # Nothing is saved or validated before its numbers have been looked at.
       stopping = report(*pending) or stopping
       pending = None
     if finished or done % config.log.validate_every == 0:
       validate(done)
+    if done in surface.steps:
+      log.scalars(done, surface.measure(done, state['params'], log.say))
     if finished or stopping or done % config.log.checkpoint_every == 0:
       checkpoints.save(done, state)
     if pending is None or done == start + 1:

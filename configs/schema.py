@@ -17,6 +17,7 @@ from flax import nnx
 import posenc
 from data import Data, DataConfig, load_data
 from evaluation.plan import EvalConfig
+from evaluation.surface import SurfaceConfig
 from models.lm import LM, ModelConfig, check_pattern
 from posenc import PositionScheme, Rule
 from spec import SpecError, one_of
@@ -80,6 +81,7 @@ class Config:
   model: ModelConfig = ModelConfig()
   optimizer: OptimizerConfig = OptimizerConfig()
   eval: EvalConfig = EvalConfig()
+  surface: SurfaceConfig = SurfaceConfig()
   log: LogConfig = LogConfig()
 
   def __post_init__(self):
@@ -116,7 +118,10 @@ class Config:
       with _naming('methods'), contextlib.suppress(posenc.Unsupported):
         posenc.positions(method, slots, self.train_len, self.train_len, rule=rule)
     targets = self.eval.targets(self.train_len)
-    fields = {'eval.multiples': self.eval.multiples, 'log.validate_multiples': self.log.validate_multiples}
+    scored = {'eval.multiples': self.eval.multiples}
+    if self.surface.checkpoints:
+      scored['surface.multiples'] = self.surface.multiples
+    fields = {**scored, 'log.validate_multiples': self.log.validate_multiples}
     for field, multiple in ((field, multiple) for field, multiples in fields.items() for multiple in multiples):
       if abs(multiple * self.train_len - self.tokens(multiple)) > 1e-6:  # 1.1 x 100 is 110.00000000000001
         raise ValueError(f'{field}: {multiple} x train_len = {self.train_len}: a whole number of tokens is allowed')
@@ -127,10 +132,10 @@ class Config:
           f'mesh = {self.mesh}: a context that divides the {self.tokens(multiple)} tokens of {field}: {multiple} '
           'is allowed'
         )
-    for multiple in self.eval.multiples:
+    for field, multiple in ((field, multiple) for field, multiples in scored.items() for multiple in multiples):
       if multiple * self.train_len <= targets:
         raise ValueError(
-          f'eval.multiples: {multiple} x train_len = {multiple * self.train_len:g} tokens: more than the {targets} '
+          f'{field}: {multiple} x train_len = {multiple * self.train_len:g} tokens: more than the {targets} '
           'targets that every window scores is allowed'
         )
 

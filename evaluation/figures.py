@@ -18,6 +18,8 @@ from evaluation.sweep import Point, exp
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
+  from evaluation.stability import Line
+
 MARKERS = 'osDv*'
 
 Looks = Mapping[str, tuple[str, str]]
@@ -184,6 +186,48 @@ def by_position(points: Sequence[Point], looks: Looks) -> 'Figure':
       str(h.get_label()): h for ax in figure.axes for h in ax.get_lines() if not str(h.get_label()).startswith('_')
     }
     figure.legend(list(handles.values()), list(handles), loc='outside right upper', fontsize=8)
+  return figure
+
+
+def surface(lines: Sequence['Line'], train_len: int) -> 'Figure':
+  """Perplexity against tokens seen, a panel per scheme, a line per length; y as in `curves`."""
+  import matplotlib
+
+  schemes, lengths = list(dict.fromkeys(line.scheme for line in lines)), sorted({line.length for line in lines})
+  colour = {n: matplotlib.colormaps['viridis'](i / max(len(lengths), 2)) for i, n in enumerate(lengths)}
+  finite = [x for line in lines for x in line.nll_SC.mean(0) if math.isfinite(x)] or [0.0]
+  bottom, ceiling = exp(min(finite)), min(15 * exp(min(finite)), 1.2 * exp(max(finite)))
+  columns = min(4, len(schemes))
+  rows = math.ceil(len(schemes) / columns)
+  with _style():
+    figure = _figure(2.9 * columns + 1.4, 2.6 * rows + 0.5)
+    axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat
+    for ax, scheme in zip(axes, schemes):
+      for line in (line for line in lines if line.scheme == scheme):
+        mean = np.minimum(np.exp(np.minimum(line.nll_SC.mean(0), 700)), ceiling)
+        for x_C in line.nll_SC if len(line.nll_SC) > 1 else ():
+          seed = np.minimum(np.exp(np.minimum(x_C, 700)), ceiling)
+          ax.plot(line.tokens, seed, lw=0.6, alpha=0.4, color=colour[line.length])
+        style = '-' if line.length >= train_len else ':'
+        ax.plot(
+          line.tokens, mean, style, marker='o', ms=2.5, color=colour[line.length], label=f'{line.length / train_len:g}x'
+        )
+      ax.set_title(scheme, fontsize=9)
+      ax.set_yscale('log', base=2)
+      ticks = [t * 10.0**e for e in range(-1, 4) for t in (1, 1.5, 2, 3, 5, 7) if bottom <= t * 10.0**e <= ceiling]
+      ticks = ticks if len(ticks) > 2 else list(np.linspace(bottom, ceiling, 4))
+      ax.set_yticks(ticks, [f'{t:.3g}' for t in ticks], fontsize=8)
+      ax.tick_params(axis='x', labelsize=8)
+      ax.minorticks_off()
+      ax.set_ylim(bottom * 0.97, ceiling * 1.04)
+      ax.grid(alpha=0.25)
+    for ax in list(axes)[len(schemes) :]:
+      ax.set_axis_off()
+    figure.supxlabel('tokens seen', fontsize=9)
+    figure.supylabel('perplexity per token', fontsize=9)
+    handles = {str(h.get_label()): h for ax in figure.axes for h in ax.get_lines() if str(h.get_label())[0] != '_'}
+    named = [f'{n / train_len:g}x' for n in lengths]
+    figure.legend([handles[n] for n in named], named, loc='outside right upper', fontsize=8, title='length')
   return figure
 
 

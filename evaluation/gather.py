@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import posenc
-from evaluation import figures, summary, tokens
+from evaluation import figures, stability, summary, tokens
+from evaluation.chosen import Setting
 from evaluation.plan import Comparison
 from evaluation.points import line_name, plain, trained
 from evaluation.runs import Run, compared
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
 PERPLEXITY, LESS_NONE, LESS_FIRST, GAIN = 'perplexity', 'less none', 'less the first scheme', 'gain of far text'
+VALIDATION = 'validation at 1x'
 
 
 class Number(NamedTuple):
@@ -48,10 +50,19 @@ class Picture(NamedTuple):
 
 
 class Report:
-  """What is said of `runs`. comparisons: whose tokens are shown; the configs' own, or the widest differences."""
+  """What is said of `runs`. comparisons: whose tokens are shown; the configs' own, or the widest differences.
 
-  def __init__(self, runs: Sequence[Run], comparisons: Sequence[str] = ()):
-    self.runs, self._asked = runs, comparisons
+  settings: what `runs` were chosen from. unswept: folders of runs that have no curve.
+  """
+
+  def __init__(
+    self,
+    runs: Sequence[Run],
+    comparisons: Sequence[str] = (),
+    settings: Sequence[Setting] = (),
+    unswept: Sequence[pathlib.Path] = (),
+  ):
+    self.runs, self._asked, self.settings, self.unswept = runs, comparisons, settings, unswept
     self.points = [p for run in runs for p in run.points]
     self.train_len = self.points[0]['train_length']
     self.rows = summary.rows(self.points)
@@ -80,6 +91,11 @@ class Report:
   @functools.cached_property
   def numbers(self) -> list[Number]:
     out = []
+    for s in self.settings:
+      said = f'seeds {", ".join(map(str, s.nll)) or "none"}: {s.said}'
+      key = s.scheme, s.positions, 'none', 'validation', self.train_len
+      number = self._number(VALIDATION, key, 'nats', value=s.mean, marked=s.chosen, said=said)
+      out.append(number._replace(line=s.text))
     for p in self.rows:
       key = p['scheme'], p.get('positions', 'sequential'), p['method'], p['protocol'], p['length']
       said = p['outcome'] if p['outcome'] != 'ok' else ''
@@ -122,7 +138,7 @@ class Report:
 
   @functools.cached_property
   def pictures(self) -> dict[str, Picture]:
-    """By what they show: a protocol, 'plane', 'position'."""
+    """By what they show: a protocol, 'plane', 'position', 'surface'."""
     out = {}
     for protocol in self.protocols:
       rows = self.of(protocol)
@@ -149,7 +165,21 @@ class Report:
         'Where a line goes up beyond the dotted training length the scheme breaks there.'
       )
       out['position'] = Picture('NLL by position in the window', figures.by_position(buckets, self.looks), caption)
+    surface = stability.points(self.runs)
+    if any('nll' in p for p in surface):
+      caption = (
+        'Fixed targets of validation documents, none of the test; a line is the mean of its seeds, each drawn thin. '
+        'What rises from left to right gets worse with training.'
+      )
+      figure = figures.surface(stability.lines(surface), self.train_len)
+      out['surface'] = Picture('perplexity against tokens seen', figure, f'{counted(surface)}{caption}')
+    if self.several:  # an order of schemes is of one token budget
+      out = {name: p._replace(caption=f'{p.caption} {self.stability}') for name, p in out.items()}
     return out
+
+  @functools.cached_property
+  def stability(self) -> str:
+    return stability.rank_stability(self.runs)
 
   @functools.cached_property
   def references(self) -> list[tuple[str, str]]:

@@ -38,6 +38,13 @@ def read_curve(path: pathlib.Path) -> list[Point]:
   return [{k: _number(v) for k, v in p.items()} for p in points]
 
 
+def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
+  """What a run said while it was trained: {'step': updates done, tag: value ...} a line. [] where it said nothing."""
+  path = workdir / 'metrics.jsonl'
+  whole = path.read_text().split('\n')[:-1] if path.exists() else []  # the last one may be half written
+  return [{k: _number(v) for k, v in json.loads(line).items()} for line in whole]
+
+
 def merge(old: Sequence[Point], new: Sequence[Point]) -> list[Point]:
   """`old` with what `new` measured again replaced; points of another checkpoint or target set stay.
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
   import pandas as pd
 
 # What a run may differ in without being another recipe: nothing of it changes what a parameter becomes, but the seed.
-_APART = ('seed', 'mesh', 'memory_gb', 'methods', 'eval', 'log')
+APART = ('seed', 'mesh', 'memory_gb', 'methods', 'eval', 'surface', 'log')
 _ARRAYS = ('nll_documents', 'gain_documents', 'buckets')
 
 
@@ -48,12 +48,16 @@ class Run(NamedTuple):
   @property
   def recipe(self) -> str:
     """What was trained, as text."""
-    config = {k: v for k, v in self.config.items() if k not in _APART}
+    config = {k: v for k, v in self.config.items() if k not in APART}
     return json.dumps([config, self.points[0]['checkpoint_step']], sort_keys=True)
 
 
+def curve_of(workdir: pathlib.Path) -> pathlib.Path:
+  return workdir / 'extrapolation' / 'curve.jsonl'
+
+
 def read(workdir: pathlib.Path) -> Run:
-  path = workdir / 'extrapolation' / 'curve.jsonl'
+  path = curve_of(workdir)
   if not path.exists():
     raise SpecError(f'{path}: no such curve; run eval_extrapolation.py --workdir={workdir} first')
   try:
@@ -67,21 +71,29 @@ def read(workdir: pathlib.Path) -> Run:
 
 
 def side_by_side(workdirs: Sequence[pathlib.Path]) -> list[Run]:
-  """SpecError where they have no common axis. Two runs of one scheme that are no two seeds of one recipe are told
-  apart by their folders."""
+  return apart(together(workdirs))
+
+
+def together(workdirs: Sequence[pathlib.Path]) -> list[Run]:
+  """SpecError where they have no common axis."""
   runs = [read(workdir) for workdir in workdirs]
   hashes = {p['targets_hash']: run.workdir for run in runs for p in run.points}
   if len(hashes) > 1:
     raise SpecError(f'{" and ".join(map(str, hashes.values()))} score different targets: {", ".join(hashes)}')
+  return runs
+
+
+def apart(runs: Sequence[Run]) -> list[Run]:
+  """Two runs of one scheme that are no two seeds of one recipe are told apart by their folders."""
   alike: dict[str, set[str]] = {}  # scheme -> its recipes
   seeds: dict[str, list[int]] = {}
   for run in runs:
     alike.setdefault(run.scheme, set()).add(run.recipe)
     seeds.setdefault(run.scheme, []).append(run.seed)
-  apart = {scheme for scheme, of in seeds.items() if len(alike[scheme]) > 1 or len(set(of)) < len(of)}
+  several = {scheme for scheme, of in seeds.items() if len(alike[scheme]) > 1 or len(set(of)) < len(of)}
   return [
     run._replace(points=[{**p, 'scheme': f'{p["scheme"]} {run.workdir}'} for p in run.points])
-    if run.scheme in apart
+    if run.scheme in several
     else run
     for run in runs
   ]
@@ -106,7 +118,7 @@ def load(patterns: str | Iterable[str]) -> 'pd.DataFrame':
 
   asked = [patterns] if isinstance(patterns, str) else list(patterns)
   found = {path: None for pattern in asked for path in sorted(glob.glob(pattern))}
-  swept = [path for path in map(pathlib.Path, found) if (path / 'extrapolation' / 'curve.jsonl').exists()]
+  swept = [path for path in map(pathlib.Path, found) if curve_of(path).exists()]
   if not swept:
     raise SpecError(f'{", ".join(asked)}: no run that was swept')
   rows = [

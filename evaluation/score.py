@@ -30,11 +30,15 @@ class Scorer:
   not constants in it, so that every method of one length runs the same one; `traces` counts compilations.
 
   batch_tokens: of a batch, if memory allows; at least one window per device. memory_gb: see `memory.bytes_there`.
+  most: windows that are ever scored at once, where a batch of more would be dummies.
   """
 
-  def __init__(self, graphdef: Any, params: Any, mesh: Mesh, batch_tokens: int, memory_gb: float = 0):
+  def __init__(
+    self, graphdef: Any, params: Any, mesh: Mesh, batch_tokens: int, memory_gb: float = 0, most: float = math.inf
+  ):
     self.traces = 0
     self._params, self._mesh, self._batch_tokens, self._memory_gb = params, mesh, batch_tokens, memory_gb
+    self._most = most
     self._shares = math.prod(mesh.shape[axis] for axis in BATCH)
     self._split = NamedSharding(mesh, PartitionSpec(BATCH, CONTEXT))
     self._programs: dict[Any, Program | str] = {}
@@ -48,7 +52,13 @@ class Scorer:
 
   def rows(self, length: int) -> int:
     """Windows per batch where memory is no matter: a multiple of the devices that share it."""
-    return max(self._batch_tokens // (length * self._shares), 1) * self._shares
+    fit = max(self._batch_tokens // (length * self._shares), 1)
+    return int(min(fit, math.ceil(self._most / self._shares) if math.isfinite(self._most) else fit)) * self._shares
+
+  def use(self, params: Any) -> 'Scorer':
+    """Itself, of other parameters of the same shapes on the same devices, without compiling anything again."""
+    self._params = params
+    return self
 
   def program(self, length: int, pos: tuple[Positions, ...]) -> Program:
     """What scores windows of `length` under all positions of the shapes of `pos`, compiled once. OutOfMemory."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from evaluation import figures, summary, tokens
 from evaluation.controls import CONTROLS
-from evaluation.gather import GAIN, LESS_FIRST, LESS_NONE, PERPLEXITY, Number, Report, counted
+from evaluation.gather import GAIN, LESS_FIRST, LESS_NONE, PERPLEXITY, VALIDATION, Number, Report, counted
 from evaluation.page import Markup, figure, join, missing, number, page, table, tag
 from evaluation.points import FLOOR, chance, fake_gain, floors, line_name, trained
 from evaluation.protocols import PROTOCOLS
@@ -19,8 +19,17 @@ from evaluation.sweep import Point, exp
 
 def html(report: Report) -> str:
   title = f'Longcurve: {", ".join(dict.fromkeys(trained(p) for p in report.rows))}'
-  parts = [_runs(report), _curves(report), _plane(report), _differences(report), _schemes(report), _gains(report)]
-  return page(title, *parts, _positions(report), _declared(report), _tokens(report), _provenance(report))
+  parts = [
+    _runs(report),
+    _settings(report),
+    _curves(report),
+    _plane(report),
+    _differences(report),
+    _schemes(report),
+    _gains(report),
+  ]
+  parts += [_surface(report), _positions(report)]
+  return page(title, *parts, _declared(report), _tokens(report), _provenance(report))
 
 
 def _runs(report: Report) -> Markup:
@@ -35,7 +44,7 @@ def _runs(report: Report) -> Markup:
     body.append([str(run.workdir), trained(p), run.seed, p['checkpoint_step'], *sizes, ratio, str(git)[:12]])
   p = report.points[0]
   corpus = f'corpus {p.get("corpus", "not told")}, sha256 {p.get("corpus_sha256", "not told")}'
-  seeds = sorted({len(row.get('seeds', [0])) for row in report.rows})
+  seeds = sorted({len(row.get('seeds', [0])) for row in report.rows if 'nll' in row})
   who = {
     1: 'One seed of a scheme: what is said is about the checkpoint, not about the scheme.',
     2: 'Two seeds of a scheme: one degree of freedom, so that intervals are as wide as they look.',
@@ -47,8 +56,34 @@ def _runs(report: Report) -> Markup:
       *(
         missing(f'{run.workdir}: no config.json, so no config and no versions') for run in report.runs if not run.record
       ),
+      *(missing(f'{folder}: a run that was not swept, left out') for folder in report.unswept),
     ]
   )
+
+
+def _settings(report: Report) -> Markup:
+  """What every scheme was given to choose from."""
+  found = [n for n in report.numbers if n.table == VALIDATION]
+  schemes = {(n.scheme, n.positions) for n in found}
+  if len(found) == len(schemes):
+    alone = 'one setting of each scheme: an order of schemes at one learning rate is not an order of schemes'
+    return missing(alone) if len(schemes) > 1 else Markup('')
+  note = (
+    'Of each scheme the setting with the lowest NLL of validation text at 1x, the mean over seeds at the checkpoint '
+    'that was swept, is what the rest of this page is about. Test text and other lengths have no say.'
+  )
+  body = [
+    [
+      trained({'scheme': n.scheme, 'positions': n.positions}),
+      n.line,
+      number(f'{n.value:.4f}', n.value) if math.isfinite(n.value) else 'not told',
+      n.said,
+      tag('td', 'yes' if n.marked else 'no', class_='better' if n.marked else None),
+    ]
+    for n in found
+  ]
+  head = 'scheme', 'setting', 'validation NLL at 1x, nats', '', 'compared below'
+  return join([tag('h2', 'Settings'), tag('p', note, class_='note'), table(head, body)])
 
 
 def _curves(report: Report) -> Markup:
@@ -135,6 +170,14 @@ def _gains(report: Report) -> Markup:
   for control in controls:
     out += [tag('h3', f'over {control}'), _pivot(report, GAIN, control, _gain)]
   return join(out)
+
+
+def _surface(report: Report) -> Markup:
+  out = [tag('h2', 'While it was trained')]
+  if 'surface' not in report.pictures:
+    return join([*out, missing('not measured: train.py --config.surface.checkpoints=10')])
+  picture = report.pictures['surface']
+  return join([*out, figure(figures.svg(picture.figure), picture.caption)])
 
 
 def _positions(report: Report) -> Markup:

@@ -48,6 +48,21 @@ class Key:
   dtype: str
   length: int
 
+  @classmethod
+  def of(cls, config: Any, data: Any, checkpoint: str, positions: str, length: int) -> 'Key':
+    """Of a run's windows: its config and data, the parameters' hash, that of the positions."""
+    model = {name: getattr(config.model, name) for name in ('heads', 'kv', 'width', 'tied')}
+    return cls(
+      checkpoint=checkpoint,
+      model=json.dumps({**model, 'train_len': config.train_len}),
+      scheme=' '.join(config.posenc),
+      positions=positions,
+      corpus=data.tokens_sha256,
+      bos=config.data.bos,
+      dtype=config.model.dtype,
+      length=length,
+    )
+
   @property
   def address(self) -> str:
     return hashlib.sha256(_json(dataclasses.asdict(self)).encode()).hexdigest()[:32]

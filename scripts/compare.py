@@ -9,7 +9,8 @@ Runs that differ in nothing but their seed are one line over seeds and documents
 import argparse
 import pathlib
 
-from evaluation import figures, results, summary
+from evaluation import figures, results, stability, summary
+from evaluation.points import trained
 from evaluation.runs import compared, side_by_side
 from training import cli
 
@@ -28,6 +29,8 @@ def main(argv: list[str] | None = None) -> None:
   for protocol in dict.fromkeys(p['protocol'] for p in rows):
     print(f'{results.table(rows, protocol)}\n')
   print(f'{summary.text(points, compared(runs))}\n')
+  if len({trained(p) for p in rows}) > 1:
+    print(f'{stability.rank_stability(runs)}\n')
   print(args.out / 'curve.png')
 
 

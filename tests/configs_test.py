@@ -266,6 +266,12 @@ REFUSED = [
   ('eval.multiples', (0.25,), r'eval\.multiples: 0\.25 x train_len = 8 tokens: more than the 8 targets .* is allowed'),
   ('eval.multiples', (16,), r'eval\.multiples: 16\.0: at most max_multiple = 8 is allowed'),
   ('log.validate_multiples', (9,), r'log\.validate_multiples: 9\.0: at most max_multiple = 8 is allowed'),
+  ('surface.multiples', (16.0,), r'surface\.multiples: 16\.0: at most max_multiple = 8 is allowed'),
+  ('surface.multiples', (1.3,), r'surface\.multiples: 1\.3 x train_len = 32: a whole number of tokens is allowed'),
+  ('surface.multiples', (0.25,), r'surface\.multiples: 0\.25 x train_len = 8 tokens: more than the 8 targets'),
+  ('surface.multiples', (), r'surface\.multiples = \(\): at least one, and each once, is allowed'),
+  ('surface.checkpoints', -1, r'surface\.checkpoints = -1: a whole number of at least 0 is allowed'),
+  ('surface.docs', 0, r'surface\.docs = 0: a whole number of at least 1 is allowed'),
   ('eval.multiples', (1.3,), r'eval\.multiples: 1\.3 x train_len = 32: a whole number of tokens is allowed'),
   ('log.validate_multiples', (1.3,), r'log\.validate_multiples: 1\.3 x train_len = 32: a whole number of tokens'),
   ('eval.multiples', (1, 1.0), r'eval\.multiples = \(1\.0, 1\.0\): .*once.* is allowed'),
@@ -288,7 +294,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(('field', 'value', 'message'), REFUSED, ids=lambda x: str(x)[:40])
 def test_refused_in_one_line(field, value, message):
-  config = changed(field, value)
+  config = changed(field, value, **({'surface.checkpoints': 2} if field == 'surface.multiples' else {}))
   began = time.monotonic()
   with pytest.raises(SpecError, match=r'^(config\.)?' + message) as error:
     Config.from_dict(config)

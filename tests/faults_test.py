@@ -185,7 +185,7 @@ def test_a_finished_sweep_loads_no_model(start, curve):
   folder, options = curve
 
   def written():
-    return {p.name: p.stat().st_mtime_ns for p in folder.iterdir() if p.name != 'curve.jsonl'}
+    return {p.name: p.stat().st_mtime_ns for p in folder.iterdir() if p.name not in ('curve.jsonl', '.lock')}
 
   before, never = written(), ('training.checkpoints', 'Checkpoints', 'restore', 0)
   out = start('eval_extrapolation', f'--workdir={folder.parent}', *options, kill=never, code=0)

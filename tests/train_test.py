@@ -20,6 +20,10 @@ import data
 import posenc
 from configs import schema, smoke
 from configs.schema import Config
+from evaluation.points import read_curve, read_metrics
+from evaluation.score import Scorer
+from evaluation.store import Store
+from lock_test import HOLD
 from models.lm import LM, ModelConfig, abstract
 from models.memory import fitted
 from training import cli, provenance
@@ -124,7 +128,13 @@ def events(workdir):
 
 
 def test_a_run_leaves_config_checkpoints_and_event_files(finished):
-  assert sorted(p.name for p in finished.iterdir()) == ['checkpoints', 'config.json', 'tensorboard']
+  assert sorted(p.name for p in finished.iterdir()) == [
+    '.lock',
+    'checkpoints',
+    'config.json',
+    'metrics.jsonl',
+    'tensorboard',
+  ]
   record = json.loads((finished / 'config.json').read_text())
   assert Config.from_dict(record['config']).steps == 20
   assert record['versions']['jax'] == jax.__version__
@@ -163,6 +173,24 @@ def test_scalars(finished):
   np.testing.assert_allclose(flops / tokens, 3 * (2 * 35008 + 2 * 2 * 2 * 16 * 32), rtol=1e-5)
 
 
+def told(workdir):
+  """{tag: [(step, value), ...]} of metrics.jsonl."""
+  out = {}
+  for line in read_metrics(workdir):
+    for tag, value in line.items():
+      if tag != 'step':
+        out.setdefault(tag, []).append((line['step'], value))
+  return out
+
+
+def test_the_same_numbers_are_in_a_plain_file(finished):
+  read, plain = events(finished), told(finished)
+  assert set(read) == set(plain)
+  for tag, points in read.items():
+    assert [step for step, _ in points] == [step for step, _ in plain[tag]]
+    np.testing.assert_allclose([v for _, v in points], [v for _, v in plain[tag]], rtol=1e-6)  # float32 in the one
+
+
 def test_loss_goes_down(finished):
   loss = [value for _, value in events(finished)['train/loss']]
   assert loss[0] == pytest.approx(np.log(257), abs=0.5), 'an untrained model should be near uniform'
@@ -173,10 +201,13 @@ def test_loss_goes_down(finished):
 
 
 def test_a_finished_run_is_left_as_it_is(train, finished, capsys):
-  before = {p: p.stat().st_mtime_ns for p in finished.rglob('*') if p.is_file()}
+  def written():
+    return {p: p.stat().st_mtime_ns for p in finished.rglob('*') if p.is_file() and p.name != '.lock'}
+
+  before = written()
   assert train(finished, {'batch': 4}, at={0: lambda: pytest.fail('trained again')}) == 0
   assert 'finished, step 20 of 20; nothing to do' in capsys.readouterr().out
-  assert {p: p.stat().st_mtime_ns for p in finished.rglob('*') if p.is_file()} == before
+  assert written() == before
 
 
 def test_another_config_is_refused_with_the_difference(train, finished, capsys):
@@ -201,6 +232,23 @@ def test_a_config_that_fails_claims_no_workdir(train, tmp_path, capsys):
   assert train(tmp_path / 'run', {**corpus, 'model.heads': 3}) == 2
   assert capsys.readouterr().err.count('error: ') == 3
   assert not (tmp_path / 'run').exists()
+
+
+def test_a_second_trainer_is_refused(train, finished, tmp_path, root, capsys):
+  """In one line with the first one's pid, before it has swept away what that one is saving."""
+  env = {**os.environ, 'PYTHONPATH': str(root)}
+  first = subprocess.Popen([sys.executable, '-c', HOLD, str(tmp_path), '60'], env=env, stdout=subprocess.PIPE)
+  first.stdout.readline()
+  (tmp_path / 'checkpoints' / '6.orbax-checkpoint-tmp-0').mkdir(parents=True)
+  assert train(tmp_path, {'batch': 4}, at={0: lambda: pytest.fail('trained')}) == 2
+  err = capsys.readouterr().err
+  assert err.count('\n') == 1 and f'in use by another run (pid {first.pid} on ' in err
+  assert list((tmp_path / 'checkpoints').iterdir()) and not (tmp_path / 'config.json').exists()
+  first.kill()
+  first.wait()
+  first.stdout.close()
+  assert train(tmp_path, {'batch': 4}) == 0
+  assert final(tmp_path) == final(finished)
 
 
 # ---- stopping and going on
@@ -237,12 +285,73 @@ def test_steps_past_the_checkpoint_appear_once(train, finished, tmp_path):
   with pytest.raises(Killed):
     train(tmp_path / 'run', {'batch': 4}, at={10: kill})
   assert [step for step, _ in events(tmp_path / 'run')['train/loss']][-1] > 6
+  with (tmp_path / 'run' / 'metrics.jsonl').open('a') as file:
+    file.write('{"step": 3, "train/lo')  # as a kill may leave it
   assert train(tmp_path / 'run', {'batch': 4}) == 0
   ours, theirs = events(tmp_path / 'run'), events(finished)
   for tag in theirs:
     if not tag.endswith('per_second'):
       assert ours[tag] == theirs[tag], tag
   assert final(tmp_path / 'run') == final(finished)
+
+
+# ---- while it is trained
+
+SURFACE = {'surface.checkpoints': 3, 'surface.multiples': (1.0, 2.0), 'surface.docs': 2, 'batch': 4}
+
+
+@pytest.fixture(scope='module')
+def watched(train, tmp_path_factory):
+  """`finished`, with a surface."""
+  workdir = tmp_path_factory.mktemp('watched') / 'run'
+  assert train(workdir, SURFACE) == 0
+  return workdir
+
+
+def test_a_surface_changes_nothing_of_the_training(watched, finished):
+  """No run is stopped and no checkpoint is kept for what it says of longer lengths."""
+  assert final(watched) == final(finished)
+  assert checkpoints_of(watched) == checkpoints_of(finished)
+
+
+def checkpoints_of(workdir):
+  return sorted(p.name for p in (workdir / 'checkpoints').iterdir())
+
+
+def test_a_surface_is_of_validation_documents(watched):
+  """Its last points, scored again by the parts of a sweep, on documents that are not of the test."""
+  points = read_curve(watched / 'extrapolation' / 'surface.jsonl')
+  assert [(p['checkpoint_step'], p['length']) for p in points] == [(s, n) for s in (7, 14, 20) for n in (32, 64)]
+  assert [p['tokens_seen'] for p in points[::2]] == [step * 4 * 32 for step in (7, 14, 20)]
+  config = Config.from_dict(provenance.read(watched))
+  splits = config.load_data().splits
+  store = Store(watched / 'extrapolation' / 'store')
+  stored = {place.document for key in store.keys() for place in store.open(key)._rows}  # noqa: SIM118
+  assert len(stored) == 2 and stored <= {d.name for d in splits.validation}
+  assert not stored & {d.name for d in splits.test}
+  scalars = told(watched)
+  for n in (32, 64):
+    want = [(p['checkpoint_step'], p['nll']) for p in points if p['length'] == n]
+    assert scalars[f'surface/nll_{n // 32}x'] == want
+
+
+def test_a_killed_run_scores_its_surface_once(train, watched, tmp_path, monkeypatch):
+  """Killed in step 11, saved at 6, measured at 7: its second life reads that from the store."""
+  with pytest.raises(Killed):
+    train(tmp_path / 'run', SURFACE, at={10: kill})
+  scored, runs = [], Scorer.runs
+  monkeypatch.setattr(Scorer, 'runs', lambda *args: (scored.append(1), runs(*args))[1])
+  assert train(tmp_path / 'run', SURFACE) == 0
+  assert len(scored) == 2 * 2  # two lengths at steps 14 and 20
+  path = 'extrapolation/surface.jsonl'
+  assert (tmp_path / 'run' / path).read_bytes() == (watched / path).read_bytes()
+
+
+def test_a_surface_that_no_document_can_serve_is_refused_before_anything_is_written(train, tmp_path, capsys):
+  assert train(tmp_path / 'run', {**SURFACE, 'surface.docs': 9}) == 2
+  err = capsys.readouterr().err
+  assert err.count('\n') == 1 and 'config.surface.docs = 9: 2 of 2 validation documents have the 72 tokens of 2x' in err
+  assert not (tmp_path / 'run').exists()
 
 
 def test_dropout_masks_survive_a_restart(train, tmp_path):

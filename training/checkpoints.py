@@ -9,6 +9,11 @@ import jax
 from spec import SpecError
 
 
+def saved(workdir: pathlib.Path) -> list[int]:
+  """Complete steps, by the names of their folders: what is being written has another. Without orbax and its seconds."""
+  return sorted(int(path.name) for path in (workdir / 'checkpoints').glob('*') if path.name.isdigit())
+
+
 class Checkpoints:
   """`workdir/checkpoints/<step>/`, written in the background and complete or absent.
 

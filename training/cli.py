@@ -3,15 +3,33 @@
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jax
 from absl import app, flags, logging
+from ml_collections import config_flags
 
 from spec import SpecError
 from training import hosts
 from training.devices import start_jax
 from training.hosts import Stopped
+
+# ml_collections raises AttributeError for a misspelt key and TypeError for a wrong type, absl its own for the rest.
+PARSING = flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError, SyntaxError, ImportError
+
+
+def read_config(options: Sequence[str]) -> Any:
+  """The recipe that `options` name and change, --config=FILE --config.field=value ..., as the programs read them."""
+  table, argv = flags.FlagValues(), sys.argv
+  config_flags.DEFINE_config_file('config', None, 'The recipe.', lock_config=True, flag_values=table)
+  sys.argv = ['train.py', *options]  # config_flags looks for its overrides there
+  try:
+    table(sys.argv)
+    return table.config
+  except PARSING as error:
+    raise SpecError(_one_line(error)) from None
+  finally:
+    sys.argv = argv
 
 
 def _parse(argv: Sequence[str]) -> list[str]:
@@ -19,8 +37,7 @@ def _parse(argv: Sequence[str]) -> list[str]:
     rest = flags.FLAGS(argv)
     if 'config' in flags.FLAGS:
       flags.FLAGS.config.to_dict()  # config_flags keeps the error of a file that it cannot load until it is used
-  # ml_collections raises AttributeError for a misspelt key and TypeError for a wrong type, absl its own for the rest.
-  except (flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError, SyntaxError, ImportError) as error:
+  except PARSING as error:
     fail(_one_line(error))
   if len(rest) > 1:
     fail(f'{rest[1]!r}: stray argument; options are written --name=value')

@@ -1,6 +1,9 @@
-"""What a run says: scalars to TensorBoard, a progress bar on a terminal, plain lines elsewhere."""
+"""What a run says: scalars to metrics.jsonl and TensorBoard, a bar on a terminal, plain lines elsewhere."""
 
+import json
+import math
 import os
+import pathlib
 import sys
 import time
 
@@ -11,10 +14,15 @@ from training import hosts
 
 
 class RunLog:
-  """Writes scalars under `directory`, on process 0 alone; steps count updates done. A resumed run purges what its
-  predecessor wrote past the step it resumes from, so that the curve shows each step once."""
+  """Writes scalars to `workdir`/metrics.jsonl, a line each time they are given, and to event files under
+  `workdir`/tensorboard/train, on process 0 alone; steps count updates done. A resumed run purges what its predecessor
+  wrote past the step it resumes from, so that a curve shows each step once."""
 
-  def __init__(self, directory: str, *, start: int, total: int, unit: str = 'step'):
+  def __init__(self, workdir: pathlib.Path, *, start: int, total: int, unit: str = 'step'):
+    self._metrics = workdir / 'metrics.jsonl'
+    if hosts.first() and self._metrics.exists():
+      _purge(self._metrics, start)
+    directory = str(workdir / 'tensorboard' / 'train')
     # Event files are named by the second: the suffix keeps a quick restart from overwriting its predecessor's.
     suffix = f'.{start}.{os.getpid()}'
     self._writer = SummaryWriter(directory, purge_step=start + 1, filename_suffix=suffix, write_to_disk=hosts.first())
@@ -38,6 +46,10 @@ class RunLog:
   def scalars(self, step: int, values: dict[str, float]) -> None:
     for tag, value in values.items():
       self._writer.add_scalar(tag, value, step)
+    if hosts.first():
+      finite = {tag: value if math.isfinite(value) else str(value) for tag, value in values.items()}  # strict JSON
+      with self._metrics.open('a') as file:
+        file.write(json.dumps({'step': step, **finite}) + '\n')
     # On disk now: a killed run's curve reaches as far as its log lines do.
     self._writer.flush()
 
@@ -57,3 +69,11 @@ class RunLog:
   def close(self) -> None:
     self._bar.close()
     self._writer.close()
+
+
+def _purge(path: pathlib.Path, step: int) -> None:
+  """Lines of later steps go, and one that a kill has cut short."""
+  kept = [line for line in path.read_text().split('\n')[:-1] if json.loads(line)['step'] <= step]
+  temporary = path.with_suffix('.tmp')
+  temporary.write_text(''.join(f'{line}\n' for line in kept))
+  temporary.replace(path)

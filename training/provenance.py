@@ -22,24 +22,12 @@ def claim(workdir: pathlib.Path, config: Any, data: Any) -> None:
   """
   workdir.mkdir(parents=True, exist_ok=True)
   path = workdir / 'config.json'
-  # Through JSON and back, so that tuples and lists compare as they will when read.
-  mine = json.loads(json.dumps(config.to_dict()))
   if path.exists():
-    # A run from before a field was added ran with what is the field's default now.
-    defaults = json.loads(json.dumps(type(config)().to_dict()))
-    ours, theirs = _flat(mine), {**_flat(defaults), **_flat(read(workdir))}
-    both = {**theirs, **ours}
-    changed = [
-      f'{key}: {theirs.get(key, "absent")!r} -> {ours.get(key, "absent")!r}'
-      for key in both
-      if key not in ('config.mesh', 'config.memory_gb') and theirs.get(key, both) != ours.get(key, both)
-    ]
-    if changed:
-      raise SpecError(f'{workdir} holds a run with another config ({"; ".join(changed)}); use another workdir')
+    check_config(workdir, config)
     check_data(workdir, data)
     return
   record = {
-    'config': mine,
+    'config': config.to_dict(),
     'data': _data_facts(data),
     'git_commit': _git_commit(),
     'python': platform.python_version(),
@@ -49,6 +37,22 @@ def claim(workdir: pathlib.Path, config: Any, data: Any) -> None:
   temporary = path.with_suffix('.tmp')
   temporary.write_text(json.dumps(record, indent=2) + '\n')
   temporary.replace(path)
+
+
+def check_config(workdir: pathlib.Path, config: Any) -> None:
+  """Refuses a config other than that of the run in `workdir`, with the difference."""
+  # Through JSON and back, so that tuples and lists compare as they will when read. A run from before a field was added
+  # ran with what is the field's default now.
+  mine, defaults = (json.loads(json.dumps(c.to_dict())) for c in (config, type(config)()))
+  ours, theirs = _flat(mine), {**_flat(defaults), **_flat(read(workdir))}
+  both = {**theirs, **ours}
+  changed = [
+    f'{key}: {theirs.get(key, "absent")!r} -> {ours.get(key, "absent")!r}'
+    for key in both
+    if key not in ('config.mesh', 'config.memory_gb') and theirs.get(key, both) != ours.get(key, both)
+  ]
+  if changed:
+    raise SpecError(f'{workdir} holds a run with another config ({"; ".join(changed)}); use another workdir')
 
 
 def read(workdir: pathlib.Path) -> dict[str, Any]:
@@ -105,6 +109,23 @@ def _git_commit() -> str | None:
 
 def count(params: Any) -> int:
   return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+
+
+def facts(config: Any, data: Any, params: Any, step: int) -> dict[str, Any]:
+  """What every point of a sweep says of the run, of checkpoint `step`."""
+  return {
+    'posenc': list(config.posenc),
+    'checkpoint_step': step,
+    'seed': config.seed,
+    'tokens_seen': step * config.optimizer.accumulate * config.batch * config.train_len,
+    'params': count(params),
+    'learning_rate': config.optimizer.learning_rate,
+    'bos': config.data.bos,
+    'corpus': data.name,
+    'corpus_sha256': data.sha256,
+    'corpus_documents': data.n_documents,
+    'corpus_tokens': data.n_tokens,
+  }
 
 
 def forward_flops_per_token(config: Any, params: Any, length: int) -> float:
