@@ -70,7 +70,7 @@ def test_R07():
   assert attention_factor('yarn(factor=64)', 1024, 512) == pytest.approx(1.4158883, abs=1e-6)
   assert attention_factor('yarn(factor=64, attention_factor=1.0)', 1024, 512) == 1.0
   assert attention_factor('yarn(factor=4)', 1024, 512) == pytest.approx(1.1386294, abs=1e-6)
-  assert 1.1386294 * 0.8782489 == pytest.approx(1.0, abs=1e-6)  # the other key's meaning: a factor on the factor
+  assert pytest.approx(1.0, abs=1e-6) == 1.1386294 * 0.8782489  # the other key's meaning: a factor on the factor
   with refused(SpecError, "unknown argument attn_factor = 0.8782489: did you mean 'attention_factor'?"):
     posenc.check_method('yarn(factor=4, attn_factor=0.8782489)')
 

@@ -13,7 +13,6 @@ from forms import jit
 from models.lm import LM, ModelConfig
 from models.tiles import Masks, Side, Where, attend_tiles
 
-
 VOCAB = 29
 
 
@@ -45,8 +44,8 @@ def _layer(module, index):
 def decode(lm, tokens_BT, pos, sizes):
   """f32[B, T, V]: logits of chunks of these sizes, one after the other, of a model of one slot.
 
-  The queries of each meet its keys and those that earlier ones left by `attend_tiles`' offsets. Of schemes that read the
-  layer's input (FoX) that is kept too.
+  The queries of each meet its keys and those that earlier ones left by `attend_tiles`' offsets. Of schemes that read
+  the layer's input (FoX) that is kept too.
   """
   (slot,), (shared,), cfg = lm.slots, lm.schemes, lm.cfg
   caches = [[] for _ in range(cfg.layers)]
