@@ -115,9 +115,9 @@ def test_M08():
   for bos in data.BOS:
     windows = TrainWindows([a, b], 32, bos, 256, 0), TrainWindows([other, b], 32, bos, 256, 0)
     (inputs, targets), (inputs2, targets2) = (w.batch(0, 64) for w in windows)
-    views = np.lib.stride_tricks.sliding_window_view(b.tokens, 32)
-    of_b = np.array([(views == row).all(1).any() for row in targets])
-    assert 0 < of_b.sum() < 64
+    views = (np.lib.stride_tricks.sliding_window_view(d.tokens, 32) for d in (a, b))
+    of_a, of_b = (np.array([(view == row).all(1).any() for row in targets]) for view in views)
+    assert (of_a != of_b).all() and 0 < of_b.sum() < 64  # each row is of one of them
     np.testing.assert_array_equal(inputs[of_b], inputs2[of_b])
     np.testing.assert_array_equal(targets[of_b], targets2[of_b])
     assert (targets[~of_b] != targets2[~of_b]).any(1).all()

@@ -167,20 +167,21 @@ def test_T06():
   assert 'norms and of position schemes' in decay_mask.__doc__
 
 
-def test_T07():
+def test_T07(caplog):
   """6 lengths, 4 whole batches and a partial one each, twice: 6 compilations, then none."""
   plan, slots = make_plan(), schemes('rope')
   graphdef, params, _ = model()
   scorer = Scorer(graphdef, params, make_mesh(1), 64)
-  traces = []
+  compiled = []
   for _ in range(2):
-    for length in LENGTHS:
-      rows = scorer.rows(length)
-      windows = (plan.windows('fixed_targets', length) * 3)[: 4 * rows + 1]
-      assert len(windows) == 4 * rows + 1
-      scorer(plan, windows, [posenc.positions('none', slots, 16, length)])
-    traces.append(scorer.traces)
-  assert traces == [6, 6]
+    caplog.clear()
+    with jax.log_compiles(), caplog.at_level('WARNING', logger='jax'):
+      for length in LENGTHS:
+        windows = (plan.windows('fixed_targets', length) * 3)[: 4 * scorer.rows(length) + 1]
+        assert len(windows) == 4 * scorer.rows(length) + 1
+        scorer(plan, windows, [posenc.positions('none', slots, 16, length)])
+    compiled.append(sum('Finished XLA compilation of jit(nll)' in record.getMessage() for record in caplog.records))
+  assert compiled == [6, 0]
 
 
 # ---- C
