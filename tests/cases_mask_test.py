@@ -58,7 +58,7 @@ def test_M04():
     cut(document, 0, 8, 'window', 256)
   with refused(ValueError, 'none of 1 train documents has the 8 tokens of one window'):
     TrainWindows([TokenDocument('d', document, 5)], 8, 'window', 256, 0)
-  lm = small_lm('rope', train_len=10)
+  lm = small_lm('rope', layers=1, train_len=16)
 
   def logits(tokens_BT):
     return lm.logits(lm.hidden(tokens_BT, positions(lm, tokens_BT.shape[1])))
@@ -88,7 +88,7 @@ def test_M06(text):
 
 def test_M07():
   """The last token changes no earlier logit, to the bit: in training, in evaluation, and in chunks over kept keys."""
-  lm = small_lm('rope', layers=1, train_len=14, dropout=0.3, loss_chunk=14)
+  lm = small_lm('rope', layers=1, train_len=16, dropout=0.3, loss_chunk=14)
   (pos,) = positions(lm, 14)
   changed = TOKENS.at[:, -1].set((TOKENS[:, -1] + 1) % VOCAB)
   prefilled = cut_positions(pos, 0, 14)
@@ -136,15 +136,15 @@ def test_M09():
   rng = np.random.default_rng(0)
   docs = [TokenDocument(f'd{i}', rng.integers(0, VOCAB, 60, dtype=np.int32), 60) for i in range(3)]
   cfg = EvalConfig(multiples=(1.0,), spans=1, controls=())
-  plan = Plan(cfg, docs, train_len=14, max_multiple=2, bos='none', bos_id=0, corpus_sha256='a' * 64)
+  plan = Plan(cfg, docs, train_len=16, max_multiple=2, bos='none', bos_id=0, corpus_sha256='a' * 64)
   scores = []
   for dropout in (0.5, 0.5, 0.0):
-    lm = small_lm('rope', layers=1, train_len=14, dropout=dropout, loss_chunk=14)
+    lm = small_lm('rope', layers=1, train_len=16, dropout=dropout, loss_chunk=14)
     graphdef, state = nnx.split(lm)
     score = Scorer(graphdef, nnx.to_pure_dict(state), make_mesh(1), 28)
     scores.append(score(plan, plan.windows('fixed_targets', 14), [positions(lm, 14)])[0])
   np.testing.assert_array_equal(scores[0], scores[1])
   np.testing.assert_array_equal(scores[0], scores[2])
-  lm = small_lm('rope', layers=1, train_len=14, dropout=0.5, loss_chunk=14)
+  lm = small_lm('rope', layers=1, train_len=16, dropout=0.5, loss_chunk=14)
   wet = jit(lambda seed: lm.nll(TOKENS, TOKENS, positions(lm, 14), key=jax.random.key(seed)))
   assert not np.array_equal(wet(0), wet(1))

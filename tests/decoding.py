@@ -7,27 +7,24 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from forms import jit
-from models.lm import LM, ModelConfig
+from models.lm import LM, ModelConfig, abstract
 from models.tiles import Masks, Side, Where, attend_tiles
 
 VOCAB = 29
 
 
 def small_lm(text, *, train_len, layers=2, **model):
-  """A model of one scheme with its zeros drawn, so that every part matters."""
+  """A model of one scheme, its weights from sines: no generator to be compiled, and every part matters."""
   cfg = ModelConfig(**{'layers': layers, 'd_model': 32, 'heads': 4, 'kv_heads': 2, **model})
-
-  def make():
-    return LM(cfg, (text,), vocab_size=VOCAB, train_len=train_len, rngs=nnx.Rngs(0))
-
-  def start():
-    params = nnx.to_pure_dict(nnx.state(make()))
-    return jax.tree.map(lambda a: jnp.where(a.any(), a, jax.random.normal(jax.random.key(3), a.shape)), params)
-
-  return nnx.merge(nnx.graphdef(nnx.eval_shape(make)), jit(start)())
+  graphdef, shapes = abstract(lambda: LM(cfg, (text,), vocab_size=VOCAB, train_len=train_len, rngs=nnx.Rngs(0)))
+  leaves, tree = jax.tree.flatten(shapes)
+  waves = [np.sin(np.arange(a.size) * (i + 2.5)).reshape(a.shape).astype(np.float32) for i, a in enumerate(leaves)]
+  norms = [path[-1].key == 'scale' for path, _ in jax.tree_util.tree_leaves_with_path(shapes)]
+  params = [np.ones_like(w) if norm else 0.5 * w for w, norm in zip(waves, norms)]
+  return nnx.merge(graphdef, jax.tree.unflatten(tree, [jnp.asarray(a) for a in params]))
 
 
 def cut_positions(pos, start, end):
