@@ -22,7 +22,7 @@ from configs.schema import Config
 from data import TrainWindows
 from evaluation.surface import Surface
 from models.lm import abstract
-from models.memory import fitted
+from models.memory import bytes_needed, fitted
 from models.ring import place
 from training import cli, hosts, lock, provenance
 from training.checkpoints import Checkpoints, as_abstract
@@ -161,6 +161,7 @@ def main() -> int:
     if done == start:
       train_step, memory = fitted(train_step, *arguments, memory_gb=config.memory_gb)
       log.say(f'memory: {memory}')
+      log.scalars(start, {'train/bytes': bytes_needed(train_step)})
     state, metrics = train_step(*arguments)
     done += 1
     told = report(*pending) if pending else 0

@@ -43,16 +43,21 @@ def foreign(plan: Any, length: int, *, spans: int = 4) -> Selection:
 CONTROLS: dict[str, Callable[..., Selection]] = {'truncated': truncated, 'shuffled': shuffled, 'foreign': foreign}
 
 
+def picked(plan: Any, spans: int) -> set[int]:
+  """Which of each document's spans, of `spans` evenly spread ones; 0: of all."""
+  each = plan.cfg.spans
+  kept = min(spans or each, each)
+  return {i * each // kept for i in range(kept)}
+
+
 def _select(plan: Any, length: int, spans: int, control_length: int, far: str) -> Selection:
   if length <= plan.near:
     raise Unsupported(f'nothing in {length} tokens is farther than train_len from the targets')
-  each = plan.cfg.spans
-  kept = min(spans or each, each)
-  picked = {i * each // kept for i in range(kept)}
+  each, chosen = plan.cfg.spans, picked(plan, spans)
 
   def parts(n: int, far: str) -> list[Part]:
-    chosen = (span for i, span in enumerate(plan.spans) if i % each in picked)
-    windows = (Window(d, offset + plan.targets - n, n, plan.targets, far) for d, offset in chosen)
+    kept = (span for i, span in enumerate(plan.spans) if i % each in chosen)
+    windows = (Window(d, offset + plan.targets - n, n, plan.targets, far) for d, offset in kept)
     return [Part(window, n - plan.targets, n) for window in windows]
 
   return Selection(parts(control_length, far), true=parts(length, ''))

@@ -50,6 +50,34 @@ def write(
           file.add_summary(_image('curve', picture.read_bytes()))
 
 
+def write_diagnosis(
+  directory: pathlib.Path,
+  name: str,
+  pairs: Sequence[Point],
+  attention: Sequence[Point],
+  tables: Mapping[str, str],
+  pictures: Mapping[str, pathlib.Path],
+) -> None:
+  """One run, step = length: what each set of pairs and each pair recovers, statistics of each layer and head."""
+  folder = directory / name.replace('/', '_')
+  shutil.rmtree(folder, ignore_errors=True)
+  with SummaryWriter(str(folder)) as writer:
+    for p in sorted(pairs, key=lambda p: p['length']):
+      if p['what'] == 'none':
+        writer.add_scalar('pairs/damage', p['damage'], p['length'])
+      else:
+        which = f'pair {p["pairs"][0]:03d}' if p['which'] == 'pair' else p['which']
+        writer.add_scalar(_tag('recovered', p['scheme'], p['what'], which), p['recovered'], p['length'])
+    for p in sorted(attention, key=lambda p: p['length']):
+      for statistic in ('entropy', 'largest', 'first', 'beyond'):
+        writer.add_scalar(_tag(statistic, f'layer {p["layer"]} head {p["head"]}'), p[statistic], p['length'])
+    for table, text in tables.items():
+      writer.add_text(_tag('table', table), f'```\n{text}\n```')
+    file: Any = writer.file_writer
+    for picture, path in pictures.items():
+      file.add_summary(_image(picture, path.read_bytes()))
+
+
 def _point(writer: SummaryWriter, point: Point) -> None:
   if 'gain' in point:
     writer.add_scalar(_tag('gain', point['protocol']), point['gain'], point['length'])

@@ -189,6 +189,94 @@ def by_position(points: Sequence[Point], looks: Looks) -> 'Figure':
   return figure
 
 
+def pairs(points: Sequence[Mapping[str, Any]]) -> 'Figure':
+  """What evaluation/diagnosis.py makes of pairs: nats recovered by each pair alone, and by sets of them.
+
+  A row per scheme, a panel per length above 1x. Sets are levels; pairs that never completed a turn are shaded.
+  """
+  asked = [p for p in points if p['what'] != 'none' and p['length'] > p['train_length']]
+  schemes, lengths = list(dict.fromkeys(p['scheme'] for p in asked)), sorted({p['length'] for p in asked})
+  sets = {'incomplete': '--', 'complete': ':', 'all': '-'}
+  with _style():
+    figure = _figure(3.4 * len(lengths) + 2.4, 3.4 * len(schemes) + 0.6)
+    if not asked:
+      return figure
+    axes = figure.subplots(len(schemes), len(lengths), squeeze=False, sharex='row')
+    for row, scheme in zip(axes, schemes):
+      for ax, length in zip(row, lengths):
+        here = [p for p in asked if (p['scheme'], p['length']) == (scheme, length)]
+        turns = {p['pairs'][0]: p['turns'][0] for p in here if p['which'] == 'pair'}
+        unseen = [p for p, r in turns.items() if r < 1]
+        if unseen:
+          ax.axvspan(min(unseen) - 0.5, max(unseen) + 0.5, color='0.93', zorder=0)
+        ax.axhline(0, color='0.6', lw=0.8)
+        ax.axhline(here[0]['damage'], color='C3', lw=1.2, label='damage: rise over 1x')
+        for what, colour, marker in (('held', 'C0', 'o'), ('pi', 'C1', 'x')):
+          mine = [p for p in here if p['what'] == what]
+          one = sorted((p for p in mine if p['which'] == 'pair'), key=lambda p: p['pairs'])
+          y = [p['recovered'] for p in one]
+          bars = [
+            [0 if p['recovered_low'] is None else abs(p['recovered'] - p[end]) for p in one]
+            for end in ('recovered_low', 'recovered_high')
+          ]
+          x = [p['pairs'][0] for p in one]
+          ax.errorbar(x, y, bars, fmt=marker, color=colour, ms=4, elinewidth=0.8, label=f'{what}: that pair alone')
+          for p in mine:
+            if p['which'] in sets:
+              label = f'{what}: {p["which"]}'
+              ax.axhline(p['recovered'], color=colour, ls=sets[p['which']], lw=1, label=label)
+        shown = list(turns)[:: max(len(turns) // 8, 1)]
+        ax.set_xticks(shown, [f'{p}\n{turns[p]:.2g}' for p in shown], fontsize=7)
+        ax.set_title(f'{length} tokens, {length / here[0]["train_length"]:g}x', fontsize=9)
+        ax.grid(alpha=0.25)
+      row[0].set_ylabel(f'{scheme}\nnats recovered', fontsize=9)
+    figure.supxlabel('frequency pair, and its turns within the range of training', fontsize=9)
+    title = f'{_looked_at(asked[0])}\n95 % over documents\ngrey: never completed a turn'
+    _legend(figure, axes[0][-1], title)
+  return figure
+
+
+def attention(points: Sequence[Mapping[str, Any]]) -> 'Figure':
+  """Entropy, largest logit and masses of attention against length, a row each, a line per head, a panel per layer.
+
+  Of more than eight layers eight are shown, evenly spread.
+  """
+  layers = sorted({p['layer'] for p in points})
+  layers = [layers[i * len(layers) // min(len(layers), 8)] for i in range(min(len(layers), 8))]
+  lengths, train_len = sorted({p['length'] for p in points}), points[0]['train_length']
+  titles = {
+    'entropy': 'entropy, nats',
+    'largest': 'largest logit',
+    'first': 'mass on the\nfirst token',
+    'beyond': f'mass {train_len} tokens\nback or more',
+  }
+  with _style():
+    figure = _figure(2.5 * len(layers) + 1.8, 8.4)
+    axes = figure.subplots(len(titles), len(layers), squeeze=False, sharex=True, sharey='row')
+    for row, (name, title) in zip(axes, titles.items()):
+      row[0].set_ylabel(title, fontsize=9)
+      for ax, layer in zip(row, layers):
+        mine = sorted((p for p in points if p['layer'] == layer), key=lambda p: p['length'])
+        for head in sorted({p['head'] for p in mine}):
+          of = [p for p in mine if p['head'] == head]
+          ax.plot([p['length'] for p in of], [p[name] for p in of], 'o-', ms=3, lw=1, label=f'head {head}')
+        if name == 'entropy':
+          ax.plot(lengths, np.log(lengths), color='0.6', lw=0.8, label='uniform: ln L')
+          ax.set_title(f'layer {layer}, {mine[0]["scheme"]}', fontsize=9)
+        ax.axvline(train_len, color='0.5', lw=1, ls=':')
+        ax.set_xscale('log', base=2)
+        ax.set_xticks(lengths, [f'{n / train_len:g}x' for n in lengths], fontsize=8)
+        ax.minorticks_off()
+        ax.grid(alpha=0.25)
+    figure.supxlabel('evaluation length', fontsize=9)
+    _legend(figure, axes[0][0], f'{_looked_at(points[0])}\nmeans over the queries\nof the fixed targets')
+  return figure
+
+
+def _looked_at(point: Mapping[str, Any]) -> str:
+  return f'{point["run"]} {point["method"]},\ncheckpoint {point["checkpoint_step"]}, seed {point["seed"]}'
+
+
 def surface(lines: Sequence['Line'], train_len: int) -> 'Figure':
   """Perplexity against tokens seen, a panel per scheme, a line per length; y as in `curves`."""
   import matplotlib

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import posenc
-from evaluation import figures, stability, summary, tokens
+from evaluation import diagnosis, figures, stability, summary, tokens
 from evaluation.chosen import Setting
 from evaluation.plan import Comparison
 from evaluation.points import line_name, plain, trained
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 
 PERPLEXITY, LESS_NONE, LESS_FIRST, GAIN = 'perplexity', 'less none', 'less the first scheme', 'gain of far text'
 VALIDATION = 'validation at 1x'
+
+
+_PAIRS = (
+  'Nats that come back where the angles of frequency pairs are kept within the range of training. Held: keys farther '
+  'than in training are seen by these pairs under the angle of the farthest distance in training. pi: all distances '
+  'are squeezed, for these pairs alone. Parts do not add up.'
+)
+_ATTENTION = 'Attention of the queries that predict the targets, by layer and head.'
 
 
 class Number(NamedTuple):
@@ -158,6 +166,11 @@ class Report:
         'below it the curve is flat. Both are lengths of the sweep; dots are set apart a little.'
       )
       out['plane'] = Picture('stretch and reach', figures.plane(dots, self.train_len, self.looks), caption)
+    for name, draw in (('pairs', figures.pairs), ('attention', figures.attention)):
+      for run, of in self.diagnoses[name]:
+        what = {'pairs': _PAIRS, 'attention': _ATTENTION}[name]
+        title = f'{name}: {trained(run.points[0])}, seed {run.seed}, {of[0]["method"]}'
+        out[f'{name} {run.workdir} {of[0]["method"]}'] = Picture(title, draw(of), f'{what} {_of(of)}')
     buckets = [p for p in self.points if p.get('buckets')]
     if buckets:
       caption = (
@@ -175,6 +188,18 @@ class Report:
       out['surface'] = Picture('perplexity against tokens seen', figure, f'{counted(surface)}{caption}')
     if self.several:  # an order of schemes is of one token budget
       out = {name: p._replace(caption=f'{p.caption} {self.stability}') for name, p in out.items()}
+    return out
+
+  @functools.cached_property
+  def diagnoses(self) -> dict[str, list[tuple[Run, list[Point]]]]:
+    """'pairs' and 'attention': what evaluation.diagnose left of each run's checkpoint, by method."""
+    out: dict[str, list[tuple[Run, list[Point]]]] = {'pairs': [], 'attention': []}
+    for name, found in out.items():
+      for run in self.runs:
+        points = diagnosis.read(run.workdir / 'diagnosis' / f'{name}.jsonl')
+        points = [p for p in points if p['checkpoint_step'] == run.points[0]['checkpoint_step']]
+        for method in dict.fromkeys(p['method'] for p in points):
+          found.append((run, [p for p in points if p['method'] == method]))
     return out
 
   @functools.cached_property
@@ -233,6 +258,11 @@ class Report:
 
   def lengths(self, protocol: str) -> list[int]:
     return sorted({p['length'] for p in self.points if p['protocol'] == protocol})
+
+
+def _of(points: Sequence[Point]) -> str:
+  p = points[0]
+  return f'{p["targets"]} targets of {p["documents"]} documents.'
 
 
 def counted(rows: Sequence[Point]) -> str:

@@ -10,12 +10,12 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from data import TokenDocument, cut
+from data import Data, DataConfig, TokenDocument, cut, load_data
 from data.windows import visible
 from evaluation import controls, protocols
 from evaluation.protocols import STREAM, Selection, Window
@@ -218,6 +218,25 @@ class Plan:
     block = len(self.stream) // self.covered  # every document has as many tokens in it
     owner = np.arange(span.start, span.start + len(targets)) // block
     return targets, np.where(targets == self.bos_id, -1, owner)
+
+
+def load(config: Mapping[str, Any]) -> tuple[Data, Plan]:
+  """Corpus and plan of a run, of what its config.json says under 'config'."""
+  fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in config['eval'].items()}
+  cfg, train_len, max_multiple = EvalConfig(**fields), config['train_len'], config['max_multiple']
+  least = cfg.min_test_tokens(train_len, max_multiple)
+  data = load_data(DataConfig(**config['data']), train_len=train_len, min_test_tokens=least, spans=cfg.spans)
+  plan = Plan(
+    cfg,
+    data.splits.test,
+    train_len=train_len,
+    max_multiple=max_multiple,
+    bos=config['data']['bos'],
+    bos_id=data.tokenizer.bos,
+    corpus_sha256=data.sha256,
+    stride=data.stride,
+  )
+  return data, plan
 
 
 def _span_offsets(document: TokenDocument, longest: int, spans: int, targets: int, sha: str, stride: int) -> list[int]:

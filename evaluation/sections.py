@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from evaluation import figures, summary, tokens
+from evaluation import diagnosis, figures, summary, tokens
 from evaluation.controls import CONTROLS
 from evaluation.gather import GAIN, LESS_FIRST, LESS_NONE, PERPLEXITY, VALIDATION, Number, Report, counted
 from evaluation.page import Markup, figure, join, missing, number, page, table, tag
@@ -28,7 +28,7 @@ def html(report: Report) -> str:
     _schemes(report),
     _gains(report),
   ]
-  parts += [_surface(report), _positions(report)]
+  parts += [_surface(report), _positions(report), _diagnosis(report)]
   return page(title, *parts, _declared(report), _tokens(report), _provenance(report))
 
 
@@ -186,6 +186,35 @@ def _positions(report: Report) -> Markup:
     return join([*out, missing('not swept: eval_extrapolation.py --protocol=position_wise')])
   picture = report.pictures['position']
   return join([*out, figure(figures.svg(picture.figure), picture.caption)])
+
+
+def _diagnosis(report: Report) -> Markup:
+  out = [tag('h2', 'Why it broke')]
+  if not any(report.diagnoses.values()):
+    return join([*out, missing('not diagnosed: python -m evaluation.diagnose --workdir=...')])
+  for name, found in report.diagnoses.items():
+    for run, points in found:
+      picture = report.pictures[f'{name} {run.workdir} {points[0]["method"]}']
+      out += [tag('h3', picture.title), figure(figures.svg(picture.figure), picture.caption)]
+      if name == 'pairs':
+        out.append(_details('the numbers', _recovered(points)))
+  return join(out)
+
+
+def _recovered(points: Sequence[Point]) -> Markup:
+  lengths, train_len = sorted({p['length'] for p in points}), points[0]['train_length']
+  at = {(p['length'], diagnosis.line(p)): p for p in points}
+  nothing = {p['length']: p for p in points if p['what'] == 'none'}
+
+  def cell(point: Point | None, field: str) -> Markup:
+    if point is None:
+      return Markup('')
+    x, low, high = (math.nan if (v := point[f]) is None else v for f in (field, f'{field}_low', f'{field}_high'))
+    return number(f'{x:+.3f}', x, low, high)
+
+  body = [['damage: rise over 1x', *(cell(nothing.get(n), 'damage') for n in lengths)]]
+  body += [[name, *(cell(at.get((n, name)), 'recovered') for n in lengths)] for name in diagnosis.lines(points)]
+  return table(['nats recovered', *(f'{n} = {n / train_len:g}x' for n in lengths)], body)
 
 
 def _declared(report: Report) -> Markup:

@@ -94,7 +94,7 @@ class Survey:
       return None
     method, shelves = selection.judge.method, {}
     for n, parts in zip(selection.judge.lengths, (selection.judge.short, selection.judge.long)):
-      key = positions_hash(posenc.positions(method, self.schemes, self.train_len, n, rule=self.rule))
+      key, _ = self.made(method, n)
       mine = stages[n].shelves if n in stages else {}
       rows = shelves[n] = mine[n, key] if (n, key) in mine else self.open_rows(key, n)
       if not all(rows.has(self.plan.place(part.window), part.window.scored) for part in parts):
@@ -109,6 +109,15 @@ class Survey:
   def tokens(self) -> int:
     """Of the whole sweep, before what methods share is scored once; for the progress bar."""
     return len(self.methods) * sum(n * len(w) for length in self.lengths for n, w in self._windows(length).items())
+
+  def made(self, method: str, length: int) -> tuple[str, tuple[posenc.Positions, ...]]:
+    """What a method makes of a length, by its hash. Unsupported where that is nothing."""
+    pos = posenc.positions(method, self.schemes, self.train_len, length, rule=self.rule)
+    return positions_hash(pos), pos
+
+  def follows(self, method: str) -> bool:
+    """Whether the method is told how long its input is."""
+    return posenc.follows_length(method, self.schemes, self.train_len, rule=self.rule)
 
   @functools.cached_property
   def selected(self) -> dict[int, dict[str, Selection | str]]:
@@ -128,6 +137,14 @@ class Survey:
     """At all lengths: a partial window of one may be a whole one of another, of which more is kept."""
     chosen = (s for selected in self.selected.values() for s in selected.values() if isinstance(s, Selection))
     return {window.whole: window for window in needed(chosen)}
+
+  @property
+  def windows(self) -> dict[int, list[Window]]:
+    """All that it asks for, each once, by their own length."""
+    out: dict[int, list[Window]] = {}
+    for window in self._needed.values():
+      out.setdefault(window.length, []).append(window)
+    return out
 
   def _windows(self, length: int) -> dict[int, list[Window]]:
     """By their own length."""
@@ -152,14 +169,12 @@ class Survey:
     made, keys, refused = {}, {}, {}
     for method in self.methods:
       try:
-        mine = {
-          n: posenc.positions(method, self.schemes, self.train_len, n, rule=self.rule) for n in {length, *windows}
-        }
+        mine = {n: self.made(method, n) for n in {length, *windows}}
       except posenc.Unsupported as reason:
         refused[method] = 'unsupported', str(reason)
       else:
-        keys[method] = {n: positions_hash(pos) for n, pos in mine.items()}
-        made |= {(n, keys[method][n]): pos for n, pos in mine.items()}
+        keys[method] = {n: key for n, (key, _) in mine.items()}
+        made |= {(n, key): pos for n, (key, pos) in mine.items()}
     shelves = {(n, key): self.open_rows(key, n) for n, key in made if n in windows}
     return Stage(length, selections, nothing, windows, made, keys, refused, shelves, self.plan)
 

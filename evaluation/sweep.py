@@ -38,7 +38,7 @@ def sweep(
   """
   # Lengths are the outer loop: a program is compiled, serves every method and protocol, and is not needed again.
   plan, methods, train_len = survey.plan, survey.methods, survey.train_len
-  follows = {m: posenc.follows_length(m, survey.schemes, train_len, rule=survey.rule) for m in methods}
+  follows = {method: survey.follows(method) for method in methods}
   first: dict[str, np.ndarray] = {}
   # What a judge chooses from is scored at two lengths: it waits until all of them are.
   waiting = [p for p in plan.cfg.protocols if p.split('(')[0] == 'key_tokens']

@@ -7,12 +7,12 @@ import functools
 import json
 import re
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from data import Data, DataConfig, load_data
-from evaluation.plan import EvalConfig, Plan
+from data import Data
+from evaluation.plan import Plan, load
 from evaluation.points import trained
 from evaluation.runs import Run
 from evaluation.store import Key, Store
@@ -182,7 +182,7 @@ def _plan(run: Run) -> tuple[Data, Plan]:
     raise Missing(f'{run.workdir} has no config.json, which names the corpus')
   config, point = run.config, run.points[0]
   try:
-    found = _load(json.dumps([config['data'], config['eval'], config['train_len'], config['max_multiple']]))
+    found = _load(json.dumps({k: config[k] for k in ('data', 'eval', 'train_len', 'max_multiple')}))
   except (SpecError, OSError, KeyError, TypeError) as error:
     raise Missing(f'the corpus of {run.workdir} is not to be had: {error}') from None
   if found[1].targets_hash != point['targets_hash']:
@@ -193,23 +193,4 @@ def _plan(run: Run) -> tuple[Data, Plan]:
 @functools.cache
 def _load(text: str) -> tuple[Data, Plan]:
   """Runs that are compared share their corpus: it is read once."""
-  data_config, eval_config, train_len, max_multiple = json.loads(text)
-  fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in eval_config.items()}
-  cfg = EvalConfig(**fields)
-  data = load_data(
-    DataConfig(**data_config),
-    train_len=train_len,
-    min_test_tokens=cfg.min_test_tokens(train_len, max_multiple),
-    spans=cfg.spans,
-  )
-  plan = Plan(
-    cfg,
-    data.splits.test,
-    train_len=train_len,
-    max_multiple=max_multiple,
-    bos=data_config['bos'],
-    bos_id=data.tokenizer.bos,
-    corpus_sha256=data.sha256,
-    stride=data.stride,
-  )
-  return data, plan
+  return load(json.loads(text))

@@ -3,7 +3,6 @@
 Axis letters as in `models/tiles.py`.
 """
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from models.tiles import (
   Masks,
   Running,
   Side,
+  Statistics,
   Where,
   attend_tiles,
   cut,
@@ -29,6 +29,7 @@ from models.tiles import (
   merge_heads,
   pull_tiles,
   start_running,
+  statistics_tiles,
   zeros,
 )
 from posenc import Positions, PositionScheme
@@ -237,6 +238,70 @@ def _ring(scheme: PositionScheme, mesh: Mesh | None, length: int, kv: int, tile:
   return Ring(mesh, chunks, pad=-(block // chunks) % tile), tile
 
 
+def _padded(x: jax.Array, axis: int, pad: int) -> jax.Array:
+  if not pad:
+    return x
+  widths = [(0, 0)] * x.ndim
+  widths[axis] = (0, pad)
+  return jnp.pad(x, widths, mode='edge')
+
+
+def _sides(
+  q_BTNH: jax.Array, k_BTKH: jax.Array, scheme: PositionScheme, pos: Positions, state: Any, pad: int
+) -> tuple[Side, Side, Where, Where, Masks]:
+  """What tiles read: queries and keys as seen from their positions and scaled, `pad` tokens longer."""
+  b, length, n, _ = q_BTNH.shape
+  kv = k_BTKH.shape[2]
+  scale_TN = scheme.query_scale(pos)
+
+  def turned(pos_q, pos_k):
+    q, k = scheme.rotate(q_BTNH, k_BTKH, pos_q)
+    if pos_k is not pos_q:
+      _, k = scheme.rotate(q_BTNH, k_BTKH, pos_k)
+    q = (q * scale_TN[:, :, None]).astype(q_BTNH.dtype).reshape(b, length, kv, n // kv, -1)
+    k = (k * pos.key_scale_T[:, None, None]).astype(k_BTKH.dtype)
+    return _padded(jnp.moveaxis(q, 1, 3), -2, pad), _padded(jnp.moveaxis(k, 1, 2), -2, pad)
+
+  q, k = turned(pos, pos)
+  q_far = k_far = far_q = far_k = threshold = None
+  if pos.far is not None:
+    q_far, k_far = turned(*pos.afar())
+    far_q, far_k = _padded(pos.far.at_q_T, 0, pad), _padded(pos.far.at_k_T, 0, pad)
+    threshold = pos.far.threshold
+  long_state = jax.tree.map(lambda a: _padded(a, 1, pad), state)
+  token_T = jnp.arange(length + pad, dtype=jnp.int32)
+  at_T = _padded(pos.at_T, 0, pad)
+  return (
+    Side(q, q_far, long_state),
+    Side(k, k_far, long_state),
+    Where(token_T, at_T, far_q, _padded(pos.window_T, 0, pad)),
+    Where(token_T, at_T, far_k, None),
+    Masks(pos.sinks, threshold),
+  )
+
+
+def statistics(
+  q_BTNH: jax.Array,
+  k_BTKH: jax.Array,
+  scheme: PositionScheme,
+  pos: Positions,
+  state: Any = (),
+  *,
+  last: int,
+  beyond: int,
+  tile: int = 0,
+) -> Statistics:
+  """What the attention of `attend` is like, of the `last` queries, f32[B, N, last] each; O(T) memory, no gradient.
+
+  beyond: tokens back from which on a key counts as beyond.
+  """
+  length = q_BTNH.shape[1]
+  tile = max(min(tile or choose_tile(length), length), last)
+  q, k, at_q, at_k, masks = _sides(q_BTNH, k_BTKH, scheme, pos, state, -length % tile)
+  q, at_q = cut_side(q, length - last, last), cut_where(at_q, length - last, last)
+  return statistics_tiles(scheme, q, k, at_q, at_k, masks, tile=tile, beyond=beyond)
+
+
 def attend(
   q_BTNH: jax.Array,
   k_BTKH: jax.Array,
@@ -269,46 +334,15 @@ def attend(
     raise ValueError(f'positions for {pos.at_T.shape[0]} tokens, queries for {length}')
   ring, tile = _ring(scheme, mesh, length, kv, tile or choose_tile(length))
   pad = -length % tile if ring is None else 0
-  scale_TN = scheme.query_scale(pos)
-
-  def turned(pos_q, pos_k):
-    q, k = scheme.rotate(q_BTNH, k_BTKH, pos_q)
-    if pos_k is not pos_q:
-      _, k = scheme.rotate(q_BTNH, k_BTKH, pos_k)
-    q = (q * scale_TN[:, :, None]).astype(q_BTNH.dtype).reshape(b, length, kv, n // kv, -1)
-    k = (k * pos.key_scale_T[:, None, None]).astype(k_BTKH.dtype)
-    return padded(jnp.moveaxis(q, 1, 3), -2), padded(jnp.moveaxis(k, 1, 2), -2)
-
-  def padded(x, axis):
-    if not pad:
-      return x
-    widths = [(0, 0)] * x.ndim
-    widths[axis] = (0, pad)
-    return jnp.pad(x, widths, mode='edge')
-
   heads = mesh if ring is not None and ring.heads else None
 
   def shared(x_BTNH, *axes):  # length, then heads; both said, or the compiler moves the projections instead
     return lies(x_BTNH, heads, BATCH, *axes)
 
   q_BTNH, k_BTKH, v_BTKH = (shared(shared(x, CONTEXT), None, CONTEXT) for x in (q_BTNH, k_BTKH, v_BTKH))
-  q, k = turned(pos, pos)
-  q_far = k_far = far_q = far_k = threshold = None
-  if pos.far is not None:
-    q_far, k_far = turned(dataclasses.replace(pos, at_T=pos.far.at_q_T), dataclasses.replace(pos, at_T=pos.far.at_k_T))
-    far_q, far_k, threshold = padded(pos.far.at_q_T, 0), padded(pos.far.at_k_T, 0), pos.far.threshold
-  long_state = jax.tree.map(lambda a: padded(a, 1), state)
-  token_T = jnp.arange(length + pad, dtype=jnp.int32)
-  at_T = padded(pos.at_T, 0)
   graphdef, params = nnx.split(scheme)
-  sides = (
-    Side(q, q_far, long_state),
-    Side(k, k_far, long_state),
-    padded(jnp.moveaxis(v_BTKH, 1, 2), -2),
-    Where(token_T, at_T, far_q, padded(pos.window_T, 0)),
-    Where(token_T, at_T, far_k, None),
-  )
-  arguments = params, *sides, Masks(pos.sinks, threshold)
+  q, k, at_q, at_k, masks = _sides(q_BTNH, k_BTKH, scheme, pos, state, pad)
+  arguments = params, q, k, _padded(jnp.moveaxis(v_BTKH, 1, 2), -2, pad), at_q, at_k, masks
 
   def tiles(params, *arguments):
     if ring is None:
@@ -321,7 +355,7 @@ def attend(
     o_BTNH = jnp.moveaxis(o_BNTH, 1, 2)[:, :length].astype(v_BTKH.dtype)
     return shared(shared(o_BTNH, None, CONTEXT), CONTEXT)
 
-  kernel, _ = kernels.choose(scheme, pos, state, q.dtype, q.shape[-1], mesh) if fused else (None, '')
+  kernel, _ = kernels.choose(scheme, pos, state, q.x.dtype, q.x.shape[-1], mesh) if fused else (None, '')
   if kernel is None:
     return tiles(*arguments)
 

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 import posenc
-from models.attention import attend
+from models.attention import Statistics, attend, statistics
 from models.ring import BATCH, CONTEXT, lies
 from posenc import Positions, PositionScheme
 
@@ -126,13 +126,17 @@ class Attention(nnx.Module):
     self, x_BTD: jax.Array, scheme: PositionScheme, pos: Positions, tile: int, mesh: Mesh | None = None
   ) -> jax.Array:
     b, t, _ = x_BTD.shape
-    q_BTNH = self.query(x_BTD).reshape(b, t, self.cfg.heads, self.cfg.width)
-    k_BTKH = self.key(x_BTD).reshape(b, t, self.cfg.kv, self.cfg.width)
+    q_BTNH, k_BTKH = self.query_key(x_BTD)
     v_BTKH = self.value(x_BTD).reshape(b, t, self.cfg.kv, self.cfg.width)
     # Of the whole sequence, also where it lies on many devices: it may run along it.
     state = scheme.token_state(x_BTD, pos)
     o_BTNH = attend(q_BTNH, k_BTKH, v_BTKH, scheme, pos, state, tile=tile, mesh=mesh)
     return self.out(o_BTNH.reshape(b, t, -1))
+
+  def query_key(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
+    b, t, _ = x_BTD.shape
+    q_BTNH = self.query(x_BTD).reshape(b, t, self.cfg.heads, self.cfg.width)
+    return q_BTNH, self.key(x_BTD).reshape(b, t, self.cfg.kv, self.cfg.width)
 
 
 class MLP(nnx.Module):
@@ -172,6 +176,14 @@ class Block(nnx.Module):
     mixed_BTD = self.attention(self.norm_attention(x_BTD), scheme, pos, tile, mesh)
     x_BTD = x_BTD + _dropout(mixed_BTD, self.cfg.dropout, keys[0])
     return x_BTD + _dropout(self.mlp(self.norm_mlp(x_BTD)), self.cfg.dropout, keys[1])
+
+  def statistics(
+    self, x_BTD: jax.Array, scheme: PositionScheme, pos: Positions, tile: int, last: int, beyond: int
+  ) -> Statistics:
+    """Of this block's attention, see `models.attention.statistics`."""
+    x_BTD = self.norm_attention(x_BTD)
+    state = scheme.token_state(x_BTD, pos)
+    return statistics(*self.attention.query_key(x_BTD), scheme, pos, state, last=last, beyond=beyond, tile=tile)
 
 
 def check_pattern(cfg: ModelConfig, schemes: Sequence[PositionScheme]) -> None:
@@ -233,6 +245,23 @@ class LM(nnx.Module):
     key: jax.Array | None = None,
   ) -> jax.Array:
     """Final states, [B, T, D]. `pos` has one `Positions` per slot. Dropout acts only where a `key` is given."""
+    return self._through(tokens_BT, pos, tile, key)[0]
+
+  def statistics(
+    self, tokens_BT: jax.Array, pos: Sequence[Positions], *, last: int, beyond: int, tile: int | None = None
+  ) -> Statistics:
+    """Of the attention of every layer, f32[layers, B, N, last] each: see `models.attention.statistics`."""
+
+    def look(block, x_BTD, scheme, here):
+      return block.statistics(x_BTD, scheme, here, tile or self.cfg.tile, last, beyond)
+
+    slots = self._through(tokens_BT, pos, tile, None, look)[1]
+    return jax.tree.map(lambda *of: jnp.stack(of, 1).reshape(-1, *of[0].shape[1:]), *slots)
+
+  def _through(
+    self, tokens_BT: jax.Array, pos: Sequence[Positions], tile: int | None, key: jax.Array | None, look: Any = None
+  ) -> tuple[jax.Array, Any]:
+    """Final states, and what `look(block, x_BTD, scheme, pos)` says of each layer's input: by slot, [repeats, ...]."""
     tile = tile or self.cfg.tile
     # Positions of each layer, [repeats, T], are scanned with the layers; the embeddings read those of the first.
     at_layers = [p.at_T if p.at_T.ndim == 2 else None for p in pos]
@@ -246,20 +275,23 @@ class LM(nnx.Module):
 
     def repeat(x_BTD, slice_of):
       layers, params, at, slot_keys = slice_of
+      seen = []
       for i, (graphdef, layer) in enumerate(zip(graphdefs, layers)):
         block = nnx.merge(graphdef, lies(layer, self.mesh))
         scheme = self.schemes[i] if params[i] is None else nnx.merge(nnx.graphdef(self.schemes[i]), params[i])
         here = pos[i] if at[i] is None else dataclasses.replace(pos[i], at_T=at[i])
+        if look is not None:
+          seen.append(look(block, x_BTD, scheme, here))
         x_BTD = self._lies(block(x_BTD, scheme, here, tile, None if slot_keys is None else slot_keys[i], self.mesh))
-      return x_BTD, None
+      return x_BTD, tuple(seen)
 
     if self.cfg.remat:
       repeat = jax.checkpoint(repeat, prevent_cse=False)
     # Unrolled while that is cheap to compile: on CPUs the loop costs 10-40 %. The parameters are stacked either way.
     # Not where memory is to be saved: XLA merges an unrolled layer's recomputation with the layer itself.
     unroll = repeats if repeats <= 8 and not self.cfg.remat else 1
-    x_BTD, _ = jax.lax.scan(repeat, x_BTD, (stacks, scheme_stacks, at_layers, keys), unroll=unroll)
-    return self.norm(x_BTD)
+    x_BTD, seen = jax.lax.scan(repeat, x_BTD, (stacks, scheme_stacks, at_layers, keys), unroll=unroll)
+    return self.norm(x_BTD), seen
 
   def _lies(self, x_BTD: jax.Array) -> jax.Array:
     return lies(x_BTD, self.mesh, BATCH, CONTEXT)

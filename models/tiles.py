@@ -309,6 +309,58 @@ def attend_tiles(
   return Running(*(_unstack(a, 2) for a in out))
 
 
+class Statistics(NamedTuple):
+  """Of one query's attention p over its keys, each f32[B, N, t]."""
+
+  entropy: jax.Array  # - sum p log p, nats
+  largest: jax.Array  # logit
+  first: jax.Array  # p of the window's first token
+  beyond: jax.Array  # p of all keys that lie `beyond` tokens back or more
+
+
+class _Summed(NamedTuple):
+  """On its way through the key tiles: m = max logit, and sums over keys of e = exp(x - m)."""
+
+  m_BNt: jax.Array
+  l_BNt: jax.Array  # e
+  u_BNt: jax.Array  # e (x - m)
+  first_BNt: jax.Array
+  beyond_BNt: jax.Array
+  carry: Any
+
+
+def statistics_tiles(
+  scheme: PositionScheme, q: Side, k: Side, at_q: Where, at_k: Where, masks: Masks, *, tile: int, beyond: int
+) -> Statistics:
+  """Of all queries of `q`, at most `tile` of them, over the tiles of `k`, one after the other from the diagonal."""
+  k_tiles = k.x.shape[-2] // tile
+  walk = _walk(at_q, at_k.token_T[0], masks, tile, k_tiles)
+
+  def add(step, seen: _Summed) -> _Summed:
+    s = walk.tile(step) * tile
+    k_s, at_s = cut_side(k, s, tile), cut_where(at_k, s, tile)
+    x, carry = _logits(scheme, q, k_s, at_q, at_s, masks, seen.carry)
+    m = jnp.maximum(seen.m_BNt, x.max(-1))
+    shrink, above = jnp.exp(seen.m_BNt - m), x - m[..., None]
+    e = jnp.exp(above)
+    far_ts = at_q.token_T[:, None] - at_s.token_T[None, :] >= beyond
+    return _Summed(
+      m,
+      seen.l_BNt * shrink + e.sum(-1),
+      # Counted from the new max; what is masked has e = 0 and a finite logit.
+      (seen.u_BNt + (seen.m_BNt - m) * seen.l_BNt) * shrink + (e * above).sum(-1),
+      seen.first_BNt * shrink + jnp.where(at_s.token_T == 0, e, 0.0).sum(-1),
+      seen.beyond_BNt * shrink + jnp.where(far_ts, e, 0.0).sum(-1),
+      carry,
+    )
+
+  start = start_running(scheme, q, 1)
+  none = jnp.zeros_like(start.l_BNT)
+  seen = loop(walk.count, k_tiles, add, _Summed(start.m_BNT, none, none, none, none, start.carry))
+  l_BNt = seen.l_BNt
+  return Statistics(jnp.log(l_BNt) - seen.u_BNt / l_BNt, seen.m_BNt, seen.first_BNt / l_BNt, seen.beyond_BNt / l_BNt)
+
+
 def pull_tiles(
   graphdef: Any,
   params: Any,

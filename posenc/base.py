@@ -4,6 +4,7 @@ Axis letters as everywhere: `B` batch, `T` length, `N` query heads, `K` key/valu
 after rotation, `P` frequency pairs, `D` model; lower case `t`, `s` = a tile of queries, a tile of keys.
 """
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -38,6 +39,9 @@ class Far:
   at_q_T: Any
   at_k_T: Any
   threshold: Any  # []
+  # Of no method, but of evaluation/diagnosis.py, which holds the angle of some pairs alone.
+  inv_freq_P: Any = None  # this map's frequencies; None: those in force
+  phase_P: Any = None  # radians by which this map turns its queries besides; None: not
 
 
 @struct.dataclass
@@ -58,6 +62,14 @@ class Positions:
   window_T: Any  # per query: keys this many tokens back or more are masked; inf: none
   sinks: Any  # []: first keys that stay visible outside the window
   far: Far | None = None
+  phase_P: Any = None  # radians added to every angle; None: not
+
+  def afar(self) -> tuple['Positions', 'Positions']:
+    """How the second position map reads queries, and keys."""
+    assert self.far is not None
+    inv_freq_P = self.inv_freq_P if self.far.inv_freq_P is None else self.far.inv_freq_P
+    keys = dataclasses.replace(self, at_T=self.far.at_k_T, inv_freq_P=inv_freq_P)
+    return dataclasses.replace(keys, at_T=self.far.at_q_T, phase_P=self.far.phase_P), keys
 
 
 def distance(at_t: jax.Array, at_s: jax.Array) -> jax.Array:

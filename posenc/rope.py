@@ -97,6 +97,8 @@ class RoPE(PositionScheme):
     freq_TP = jnp.where(token_T[:, None] < pos.onset, trained_P, pos.inv_freq_P)
     # An elementwise product, not a matmul, whose default precision on GPU and TPU would round the positions.
     angle_TP = pos.at_T[:, None] * freq_TP
+    if pos.phase_P is not None:
+      angle_TP = angle_TP + pos.phase_P
     return jnp.cos(angle_TP), jnp.sin(angle_TP)
 
   def rotate(self, q_BTNH, k_BTKH, pos: Positions):

@@ -23,7 +23,7 @@ from posenc import rotations
 from spec import SpecError
 from training import provenance
 
-NAMES = ('base', 'grid', 'markov_copy', 'quickstart', 'smoke')
+NAMES = ('base', 'grid', 'landscape', 'markov_copy', 'quickstart', 'smoke')
 SCHEMES = [name if name != 'rope2d' else 'rope2d(width=16)' for name in posenc.SCHEMES]
 RECIPES = [
   (name, scheme)

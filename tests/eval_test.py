@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import posenc
 from configs.schema import Config
-from evaluation import runs, tokens
+from evaluation import diagnosis, runs, tokens
 from evaluation.plan import Plan
 from evaluation.points import read_curve
 from models.lm import abstract
@@ -159,6 +159,31 @@ def test_another_checkpoint_joins_the_curve(run, swept):
   points = read_curve(run.folder / 'run' / 'extrapolation' / 'curve.jsonl')
   assert {p['checkpoint_step'] for p in points} == {10, 20}
   assert [p for p in points if p['checkpoint_step'] == 20] == swept[1]
+
+
+def test_diagnoses_what_it_swept(run, swept, root):
+  """The program on a real run: its `none` is the sweep's, and made again it scores nothing and changes nothing."""
+  command = [
+    sys.executable,
+    '-m',
+    'evaluation.diagnose',
+    f'--workdir={run.folder / "run"}',
+    '--multiples=2',
+    '--spans=0',
+  ]
+  env = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(root)}
+  folder = run.folder / 'run' / 'diagnosis'
+  made = []
+  for _ in range(2):
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    made.append((folder / 'pairs.jsonl').read_bytes())
+  assert made[0] == made[1] and 'held incomplete' in done.stdout and (folder / 'attention.png').exists()
+  nll = {p['length']: p['nll'] for p in diagnosis.read(folder / 'pairs.jsonl') if p['what'] == 'none'}
+  want = {p['length']: p['nll'] for p in swept[1] if (p['protocol'], p['method']) == ('fixed_targets', 'none')}
+  assert nll == pytest.approx({n: want[n] for n in (16, 32)}, abs=1e-6)
+  done = subprocess.run([*command, '--method=yarn+no'], cwd=root, env=env, capture_output=True, text=True)
+  assert done.returncode == 2 and done.stderr.count('\n') == 1
 
 
 def test_changed_files_behind_the_same_config_are_refused(run, swept):

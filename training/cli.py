@@ -35,7 +35,7 @@ def read_config(options: Sequence[str]) -> Any:
 def _parse(argv: Sequence[str]) -> list[str]:
   try:
     rest = flags.FLAGS(argv)
-    if 'config' in flags.FLAGS:
+    if 'config' in flags.FLAGS and flags.FLAGS.config is not None:
       flags.FLAGS.config.to_dict()  # config_flags keeps the error of a file that it cannot load until it is used
   except PARSING as error:
     fail(_one_line(error))
