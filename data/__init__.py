@@ -1,13 +1,12 @@
 """Documents, token ids, splits and training windows. `load_data` is the way in."""
 
-import hashlib
 from dataclasses import dataclass
 
 import spec
-from data import corpora, tokenizers
+from data import cache, corpora, tokenizers
 from data.corpora import Corpus
-from data.document import Document, Floor
-from data.split import Splits, TokenDocument, document_groups, draw_splits
+from data.document import Document, Drawn, Floor, Found
+from data.split import Splits, TokenDocument, draw_splits
 from data.tokenizers import Tokenizer
 from data.windows import BOS, TrainWindows, cut
 
@@ -23,8 +22,8 @@ __all__ = [
   'Tokenizer',
   'TrainWindows',
   'cut',
+  'known',
   'load_data',
-  'tokenize',
 ]
 
 
@@ -65,19 +64,15 @@ class Data:
   stride: int = 1
 
 
-def tokenize(corpus: Corpus, tokenizer: Tokenizer) -> list[TokenDocument]:
-  """Afresh in every run: a cache keyed by too little is how one tokenizer's ids reach another's model."""
-  documents = []
-  for name, text in corpus.documents:
-    try:
-      documents.append(TokenDocument(name, tokenizer.encode(text), len(text)))
-    except ValueError as e:
-      raise spec.SpecError(f'corpus {corpus.name!r}, document {name!r}: {e}') from None
-  return documents
+def known(source: Found | Drawn, tokenizer: Tokenizer) -> tuple[Floor | None, int]:
+  """(floor, stride) of a corpus in tokens."""
+  if isinstance(source, Drawn) and isinstance(tokenizer, tokenizers.Bytes):
+    return source.floor, source.stride
+  return None, 1
 
 
 def load_data(config: DataConfig, *, train_len: int, min_test_tokens: int, spans: int = 0) -> Data:
-  """Reads, tokenizes and splits the corpus.
+  """Finds the corpus, in tokens (data/cache.py), and splits it.
 
   Args:
     config: which corpus and tokenizer, how many documents to hold out.
@@ -88,25 +83,20 @@ def load_data(config: DataConfig, *, train_len: int, min_test_tokens: int, spans
   Raises ValueError, in one line, where the corpus is missing or too small.
   """
   tokenizer = tokenizers.build(config.tokenizer)
-  corpus = corpora.load(config.corpus)
-  floor, stride = (corpus.floor, corpus.stride) if isinstance(tokenizer, tokenizers.Bytes) else (None, 1)
+  corpus, source = cache.find(config.corpus, tokenizer)
+  floor, stride = known(source, tokenizer)
   if train_len % stride:
     raise spec.SpecError(
       f'config.train_len = {train_len}: a multiple of {stride}, the stride of corpus {corpus.name!r}, is allowed'
     )
-  documents = tokenize(corpus, tokenizer)
   splits = draw_splits(
     corpus,
-    documents,
-    document_groups(corpus),
+    corpus.documents,
+    corpus.group_n,
     test_docs=config.test_docs,
     validation_docs=config.validation_docs,
     min_test_tokens=min_test_tokens + spans * (stride - 1),
     min_validation_tokens=train_len + 1,
   )
-  n_tokens = sum(len(d.tokens) for d in documents)
-  digest = hashlib.sha256()
-  for document in documents:
-    digest.update(document.tokens.tobytes())
-  facts = corpus.name, corpus.sha256, len(documents), n_tokens, digest.hexdigest()
+  facts = corpus.name, corpus.sha256, len(corpus.documents), corpus.n_tokens, corpus.tokens_sha256
   return Data(*facts, tokenizer, splits, floor, stride)

@@ -1,7 +1,8 @@
 """What a corpus source hands over: named texts, and, where they were drawn from a known distribution, what is known."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -28,3 +29,18 @@ class Drawn:
   documents: list[Document]
   floor: Floor
   stride: int
+
+
+@dataclass(frozen=True)
+class Found:
+  """Text that has been found and not yet read.
+
+  read: yields the documents one after the other; every call begins anew.
+  files: what it reads, so that their paths, sizes and times say whether the text may have changed. None where only
+    reading can tell; empty where its name alone says it all.
+  n_bytes: of the documents, for a progress bar; 0 where nobody knows yet.
+  """
+
+  read: Callable[[], Iterable[Document]]
+  files: tuple[Path, ...] | None
+  n_bytes: int = 0

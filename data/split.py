@@ -3,21 +3,49 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 import spec
-from data.corpora import Corpus
 
-SHINGLE = 24  # bytes, a multiple of 8: about four English words, long enough not to be shared by chance
-KEPT = 8  # one shingle in 8 is looked at: 0.8 s for 12 MB; one in 32 merges files of 100 bytes by chance
+
+class Tokens:
+  """The ids of one document, text only, as a part of all ids of a file: read where they are asked for, as int32."""
+
+  __slots__ = ('_first', '_ids', '_last')
+
+  def __init__(self, ids: np.ndarray, first: int, last: int):
+    self._ids, self._first, self._last = ids, first, last
+
+  def __len__(self) -> int:
+    return self._last - self._first
+
+  def __getitem__(self, at: Any) -> Any:
+    return self._ids[self._first : self._last][at].astype(np.int32)
+
+  def copy(self) -> np.ndarray:
+    return self[:]
+
+  def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    return self[:] if dtype is None else self[:].astype(dtype)
 
 
 class TokenDocument(NamedTuple):
   name: str
-  tokens: np.ndarray  # int32[n], text only: BOS is put in where windows are cut
+  tokens: np.ndarray | Tokens  # int32[n], text only: BOS is put in where windows are cut
   n_bytes: int  # of the source text, for bits per byte
+
+
+class Sized(Protocol):
+  """What a split needs to know of a corpus."""
+
+  @property
+  def name(self) -> str: ...
+  @property
+  def sha256(self) -> str: ...
+  @property
+  def n_bytes(self) -> int: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,57 +55,8 @@ class Splits:
   test: tuple[TokenDocument, ...]
 
 
-def _sketch(text: bytes) -> np.ndarray:
-  """Sorted distinct hashes, uint64, of the kept shingles. What is kept depends on the hash alone: a shared
-  shingle is kept in both documents or in neither, and the shared fraction is estimated without bias."""
-  n = len(text) - SHINGLE + 1
-  if n < 1:
-    return np.empty(0, np.uint64)
-  hash_n = np.zeros(n, np.uint64)
-  for at in range(0, SHINGLE, 8):
-    hash_n ^= np.ndarray(n, '<u8', buffer=text, offset=at, strides=(1,))  # 8 bytes from every offset
-    hash_n *= np.uint64(0x9E3779B97F4A7C15)
-    hash_n ^= hash_n >> np.uint64(29)
-  return np.unique(hash_n[hash_n % np.uint64(KEPT) == 0])
-
-
-def near_duplicate_groups(texts: Sequence[bytes], *, threshold: float = 0.3) -> np.ndarray:
-  """A group label per document, int32[n]: equal texts, and texts that share more than `threshold` of the
-  smaller one's 24-byte shingles, are in one group, transitively.
-
-  An address that was sent twice, or a module kept in two places, would otherwise be trained on and scored.
-  Exact deduplication misses those; all pairs by edit distance take hours. Sketches take a second.
-  """
-  # Half as long as jax to import, and corpora that are already grouped do without.
-  from scipy import sparse
-  from scipy.sparse.csgraph import connected_components
-
-  sketches = [_sketch(text) for text in texts]
-  size_n = np.array([len(sketch) for sketch in sketches])
-  n = len(texts)
-  distinct, column = np.unique(np.concatenate(sketches), return_inverse=True)
-  row = np.repeat(np.arange(n), size_n)
-  has = sparse.csr_array((np.ones(len(row), np.int32), (row, column)), shape=(n, len(distinct)))
-  shared = (has @ has.T).tocoo()
-  i, j = shared.coords
-  near = shared.data > threshold * np.minimum(size_n[i], size_n[j])
-  first: dict[bytes, int] = {}
-  twin = [first.setdefault(text, k) for k, text in enumerate(texts)]  # documents too short for a sketch
-  edges = np.concatenate([i[near], np.arange(n)]), np.concatenate([j[near], twin])
-  graph = sparse.coo_array((np.ones(len(edges[0]), np.int8), edges), shape=(n, n))
-  return connected_components(graph, directed=False)[1]
-
-
-def document_groups(corpus: Corpus) -> np.ndarray:
-  """A group label per document, for `draw_splits`. Drawn documents are each their own: rows of a narrow grid repeat by
-  chance, and 400 grids 8 cells wide with noise 0.01 were one group of near-duplicates."""
-  if corpus.independent:
-    return np.arange(len(corpus.documents))
-  return near_duplicate_groups([d.text for d in corpus.documents])
-
-
 def draw_splits(
-  corpus: Corpus,
+  corpus: Sized,
   documents: Sequence[TokenDocument],
   group_n: np.ndarray,
   *,

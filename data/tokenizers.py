@@ -3,8 +3,10 @@
 Every id knows how many bytes of text it stands for, so that bits per byte compare across tokenizers.
 """
 
+import hashlib
 import os
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +29,13 @@ class Tokenizer:
     self.bytes_per_token_V = np.array([len(piece) for piece in pieces], np.int64)
     self._pieces = pieces
 
+  by_byte = False  # whether a text's ids are those of its parts
+
+  @property
+  def identity(self) -> str:
+    """Of two tokenizers that are called the same, or of two versions of one, whether their ids are."""
+    raise NotImplementedError
+
   def encode(self, text: bytes) -> np.ndarray:
     """int32[n], without BOS. The ids' bytes are exactly those of the text."""
     raise NotImplementedError
@@ -40,6 +49,12 @@ class Bytes(Tokenizer):
 
   def __init__(self):
     super().__init__([bytes([b]) for b in range(256)] + [b''], bos=256)
+
+  by_byte = True
+
+  @property
+  def identity(self) -> str:
+    return 'bytes'
 
   def encode(self, text: bytes) -> np.ndarray:
     return np.frombuffer(text, np.uint8).astype(np.int32)
@@ -61,8 +76,10 @@ class BPE(Tokenizer):
         f'tokenizer bpe: path = {path!r}: no such file; train one: '
         f'python -m data.train_bpe --corpus=sotu --vocab=4096 --out={path}'
       )
+    raw = Path(path).read_bytes()
+    self._identity = f'bpe {hashlib.sha256(raw).hexdigest()} tokenizers {tokenizers.__version__}'
     try:
-      self._bpe = tokenizers.Tokenizer.from_file(path)
+      self._bpe = tokenizers.Tokenizer.from_buffer(raw)
     except Exception as e:  # the library raises bare Exception
       raise spec.SpecError(f'tokenizer bpe: path = {path!r} is not a tokenizer.json: {e}') from None
     self._bpe.encode_special_tokens = True
@@ -81,6 +98,10 @@ class BPE(Tokenizer):
         pieces[i] = piece.encode()
     bos = next((special[name] for name in BOS_NAMES if name in special), len(pieces))
     super().__init__(pieces + [b''] * (bos == len(pieces)), bos)
+
+  @property
+  def identity(self) -> str:
+    return self._identity
 
   def encode(self, text: bytes) -> np.ndarray:
     ids = self._bpe.encode(utf8(text), add_special_tokens=False).ids

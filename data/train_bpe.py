@@ -13,26 +13,37 @@ import argparse
 import os
 import sys
 import tempfile
+from collections.abc import Iterable
 
-from data import DataConfig, corpora, tokenize, tokenizers
-from data.split import document_groups, draw_splits
+from data import DataConfig, cache, corpora, tokenizers
+from data.document import Document, Drawn
+from data.split import TokenDocument, Tokens, draw_splits
 
 
 def train(corpus_name: str, vocab_size: int, path: str, **sizes: int) -> str:
   """Writes `path`; returns what it became in words. `sizes` are those of `draw_splits`."""
-  corpus = corpora.load(corpus_name)
-  groups = document_groups(corpus)
   tokenizer: tokenizers.Tokenizer = tokenizers.Bytes()
-  seen = {d.name for d in corpus.documents}
+  corpus, source = cache.find(corpus_name, tokenizer)
+  documents = corpus.documents
+  seen = {d.name for d in documents}
+
+  def texts() -> Iterable[Document]:
+    return corpora.texts(corpus_name, source.documents if isinstance(source, Drawn) else source.read())
+
+  def length_of(document: Document) -> TokenDocument:
+    """Its ids would fill a disk in every round, and only their number counts."""
+    ids = tokenizer.encode(document.text)
+    return TokenDocument(document.name, Tokens(ids[:0], 0, len(ids)), len(document.text))
+
   while True:
-    documents = tokenize(corpus, tokenizer)
-    allowed = {d.name for d in draw_splits(corpus, documents, groups, **sizes).train}
+    allowed = {d.name for d in draw_splits(corpus, documents, corpus.group_n, **sizes).train}
     if seen <= allowed:
       ratio = corpus.n_bytes / sum(len(d.tokens) for d in documents)
       return f'{tokenizer.vocab_size} ids from {len(seen)} train documents, {ratio:.3f} bytes per token'
     seen &= allowed
-    tokenizers.train_bpe((d.text for d in corpus.documents if d.name in seen), vocab_size).save(path)
+    tokenizers.train_bpe((d.text for d in texts() if d.name in seen), vocab_size).save(path)
     tokenizer = tokenizers.BPE(path=path)
+    documents = [length_of(document) for document in texts()]
 
 
 def main(argv: list[str] | None = None) -> None:

