@@ -1,9 +1,11 @@
 """Cases D of docs/CASES.md: line ends, bad bytes, empty and long documents, other tokenizers, order."""
 
+import json
+
 import numpy as np
 import pytest
 
-from data import DataConfig, TokenDocument, TrainWindows, corpora, load_data, tokenize, tokenizers
+from data import DataConfig, TokenDocument, TrainWindows, cache, corpora, load_data, tokenizers
 from forms import refused
 from spec import SpecError
 
@@ -33,19 +35,25 @@ def test_D01(tmp_path, bpe, tokenizer):
   assert (name, text) == ('odd.txt', ODD)
   assert text.count(b'\r\n') == 1 and text.count(b'\n') == 4
   made = tokenizers.build(bpe if tokenizer == 'bpe' else tokenizer)
-  (document,) = tokenize(corpus, made)
+  (document,) = cache.find(corpus.name, made)[0].documents
   assert made.decode(document.tokens) == ODD
-  assert document.n_bytes == len(ODD) == made.bytes_per_token_V[document.tokens].sum()
+  assert document.n_bytes == len(ODD) == made.bytes_per_token_V[document.tokens[:]].sum()
+  rows = ['one\u2028two\x0cx', 'three\r', 'four\rfive', '\u2029', 'six\n', 'seven']  # LF alone ends a line
+  (tmp_path / 'odd' / 'rows.jsonl').write_text(
+    '\n'.join(json.dumps({'text': row}, ensure_ascii=False) for row in rows), newline=''
+  )
+  read = corpora.load(f'jsonl(glob={str(tmp_path / "odd" / "rows.jsonl")!r})')
+  assert [text.decode() for _, text in read.documents] == rows
 
 
 def test_D02(tmp_path, bpe):
   """Bytes that are no UTF-8 are read as bytes; a BPE, which needs text, names the file and the place."""
   bad = b'line one\nline \xff\xfe two\nline three\n'
-  corpus = corpora.load(written(tmp_path / 'bad', good=b'good', bad=bad))
-  documents = {d.name: d.tokens for d in tokenize(corpus, tokenizers.build('bytes'))}
+  corpus = written(tmp_path / 'bad', good=b'good', bad=bad)
+  documents = {d.name: d.tokens[:] for d in cache.find(corpus, tokenizers.build('bytes'))[0].documents}
   assert documents['bad.txt'].astype(np.uint8).tobytes() == bad
   with refused(SpecError, "document 'bad.txt': byte 14 is not UTF-8", "tokenizer = 'bytes' reads any file"):
-    tokenize(corpus, tokenizers.build(bpe))
+    cache.find(corpus, tokenizers.build(bpe))
 
 
 def test_D03(tmp_path):
@@ -53,7 +61,7 @@ def test_D03(tmp_path):
   long = np.random.default_rng(0).bytes(10**6)
   corpus = corpora.load(written(tmp_path / 'docs', empty=b'', spaces=b'   ', a=b'a', long=long))
   assert [d.name for d in corpus.documents] == ['a.txt', 'long.txt', 'spaces.txt']
-  documents = tokenize(corpus, tokenizers.build('bytes'))
+  documents = cache.find(corpus.name, tokenizers.build('bytes'))[0].documents
   assert [len(d.tokens) for d in documents] == [1, 10**6, 3]
   assert sum(len(d.tokens) for d in documents) == corpus.n_bytes
   windows = TrainWindows(documents, 32, 'window', 256, 0)
@@ -65,20 +73,22 @@ def test_D03(tmp_path):
     corpora.load(written(tmp_path / 'nothing', empty=b''))
 
 
-def test_D05(tmp_path, bpe):
-  """One tokenizer, then another, then the first again: ids are those of a run that never met the other."""
+def test_D05(tmp_path, bpe, monkeypatch):
+  """One tokenizer, then another, then the first again from the cache: ids are those of an empty one."""
   rng = np.random.default_rng(0)
   words = [b'the ', b'cat ', b'and ', b'hat ', b'bat ']
   texts = {f'd{i}': b''.join(words[w] for w in rng.integers(0, 5, 200 + i)) for i in range(6)}
   corpus = written(tmp_path / 'texts', **texts)
 
-  def ids(tokenizer, bos='window'):
+  def ids(tokenizer, bos='window', folder='cache'):
+    monkeypatch.setenv('LONGCURVE_CACHE', str(tmp_path / folder))
     config = DataConfig(corpus=corpus, tokenizer=tokenizer, bos=bos, test_docs=1, validation_docs=1)
     data = load_data(config, train_len=16, min_test_tokens=100)
-    return data.tokens_sha256, {d.name: d.tokens.tolist() for d in (*data.splits.train, *data.splits.test)}
+    return data.tokens_sha256, {d.name: d.tokens[:].tolist() for d in (*data.splits.train, *data.splits.test)}
 
   first, other, again = ids('bytes'), ids(bpe), ids('bytes')
-  assert first == again == ids('bytes', bos='none')
+  assert first == again == ids('bytes', bos='none') == ids('bytes', folder='empty')
+  assert other == ids(bpe, folder='empty') and len(list((tmp_path / 'cache').rglob('*.tokens'))) == 2
   assert first[0] != other[0]
   for name, tokens in first[1].items():
     assert bytes(tokens) == texts[name.removesuffix('.txt')]
