@@ -22,7 +22,7 @@ from configs.schema import Config
 from data import TrainWindows
 from evaluation.surface import Surface
 from models.lm import abstract
-from models.memory import bytes_needed, fitted
+from models.memory import fitted
 from models.ring import place
 from training import cli, hosts, lock, provenance
 from training.checkpoints import Checkpoints, as_abstract
@@ -121,6 +121,7 @@ def main() -> int:
     rate = log.rate(step)
     metrics['bits_per_byte'] = metrics['loss'] * tokens_per_step / int(count_bytes(targets_ABT)) / math.log(2)
     metrics['learning_rate'] = float(lr(step - 1))  # the one this update was made with
+    metrics['bytes'] = needed
     if rate:
       metrics |= {'tokens_per_second': rate * tokens_per_step, 'model_flops_per_second': rate * flops_per_step}
     log.scalars(step, {f'train/{name}': value for name, value in metrics.items()})
@@ -152,16 +153,15 @@ def main() -> int:
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, note)
   several = jax.process_count() > 1
-  done, pending, stopping = start, None, 0
+  done, pending, stopping, needed = start, None, 0, 0
   while done < config.steps and not stopping:
     # All processes stop at one step: what one was told goes to all with the step. A launch of its own every step would
     # cost time, and its collective could meet those of the step in another order.
     batch = batch_at(done)
     arguments = (state, *batch, hosts.told(mesh, received()) if several else None)
     if done == start:
-      train_step, memory = fitted(train_step, *arguments, memory_gb=config.memory_gb)
+      train_step, needed, memory = fitted(train_step, *arguments, memory_gb=config.memory_gb)
       log.say(f'memory: {memory}')
-      log.scalars(start, {'train/bytes': bytes_needed(train_step)})
     state, metrics = train_step(*arguments)
     done += 1
     told = report(*pending) if pending else 0

@@ -85,14 +85,17 @@ def _bytes_on_one(tree: Any) -> int:
   return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in arrays)
 
 
-def fitted(step: Any, *arguments: Any, memory_gb: float = 0) -> tuple[Any, str]:
-  """A jitted training step, compiled for these arguments, and its numbers as text. OutOfMemory if it does not fit."""
+def fitted(step: Any, *arguments: Any, memory_gb: float = 0) -> tuple[Any, int, str]:
+  """A jitted training step, compiled for these arguments, the bytes it needs of each device, and that as text.
+
+  OutOfMemory if it does not fit.
+  """
   compiled = step.lower(*arguments).compile()
   needed, there = bytes_needed(compiled), bytes_there(arguments, memory_gb)
   if needed > there:
     less = 'a smaller batch with more to accumulate, model.remat, or more devices on fsdp or context need less'
     raise OutOfMemory(f'one step of training: {as_text(needed, there)}; {less}')
-  return compiled, as_text(needed, there)
+  return compiled, needed, as_text(needed, there)
 
 
 def as_text(needed: float, there: float) -> str:

@@ -76,7 +76,8 @@ def test_what_is_held_already_is_there():
 def test_a_step_that_does_not_fit_is_a_users_error():
   step, x = jax.jit(lambda x: x + 1), jnp.ones(2**20)
   need = bytes_needed(step.lower(x).compile())
-  run, text = fitted(step, x, memory_gb=need / GIB)
+  run, needed, text = fitted(step, x, memory_gb=need / GIB)
+  assert needed == need
   assert run(x)[0] == 2 and 'GiB needed of' in text
   with pytest.raises(OutOfMemory, match='^one step of training: 0.00781 GiB needed of .* a smaller batch') as error:
     fitted(step, x, memory_gb=(need - 1) / GIB)

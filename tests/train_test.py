@@ -150,7 +150,7 @@ def test_scalars(finished):
   read = events(finished)
   assert set(read) == {
     *(f'train/{name}' for name in ('loss', 'bits_per_byte', 'learning_rate', 'grad_norm')),
-    *('train/tokens_per_second', 'train/model_flops_per_second'),
+    *('train/tokens_per_second', 'train/model_flops_per_second', 'train/bytes'),
     *(f'validation/{name}_{multiple}x' for name in ('nll', 'ppl') for multiple in (1, 2)),
   }
   for tag, points in read.items():
@@ -399,7 +399,7 @@ def test_each_step_has_its_own_positions(train, tmp_path, monkeypatch):
   seen, validated = [], []
 
   def spied(step, *args, memory_gb):
-    return lambda *args: (seen.append(args[4]), step(*args))[1], ''
+    return lambda *args: (seen.append(args[4]), step(*args))[1], 0, ''
 
   def validate(*args):
     step = make_validate(*args)
