@@ -6,6 +6,8 @@ import os
 import pathlib
 import sys
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import tqdm
 from tensorboardX import SummaryWriter
@@ -43,11 +45,18 @@ class RunLog:
     (before, then), self._last = self._last, (step, now)
     return (step - before) / max(now - then, 1e-9)
 
-  def scalars(self, step: int, values: dict[str, float]) -> None:
+  def scalars(self, step: int, values: Mapping[str, Any]) -> None:
+    """Whatever `float` takes, jax's and bfloat16 too. The rest is said and left out: no reason to end a run of days."""
+    numbers = {}
     for tag, value in values.items():
-      self._writer.add_scalar(tag, value, step)
+      try:
+        numbers[tag] = float(value)
+      except (TypeError, ValueError):
+        self.say(f'note: step {step}: {tag} = {value!r} is no number and is not logged')
+        continue
+      self._writer.add_scalar(tag, numbers[tag], step)
     if hosts.first():
-      finite = {tag: value if math.isfinite(value) else str(value) for tag, value in values.items()}  # strict JSON
+      finite = {tag: value if math.isfinite(value) else str(value) for tag, value in numbers.items()}  # strict JSON
       with self._metrics.open('a') as file:
         file.write(json.dumps({'step': step, **finite}) + '\n')
     # On disk now: a killed run's curve reaches as far as its log lines do.
