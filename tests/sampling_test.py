@@ -12,6 +12,7 @@ from flax import nnx
 
 import forms
 import posenc
+from data import TokenDocument
 from data.windows import TrainWindows
 from golden_test import each
 from models.lm import LM, ModelConfig
@@ -83,7 +84,7 @@ def test_streams_are_not_those_of_the_windows(monkeypatch):
   keys = []
   philox = np.random.Philox
   monkeypatch.setattr(np.random, 'Philox', lambda key: keys.append(tuple(key.tolist())) or philox(key=key))
-  document = collections.namedtuple('Document', 'tokens')(np.arange(99))
+  document = TokenDocument('text', np.arange(99), 99)
   for seed in (0, 1, 2**32 - 1):
     for step in (0, 16):
       TrainWindows([document], T, 'window', 256, seed).batch(step, 1)
