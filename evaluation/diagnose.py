@@ -7,7 +7,6 @@ What is done to a pair, and what is counted: evaluation/diagnosis.py. What was s
 """
 
 import functools
-import json
 import pathlib
 
 import jax
@@ -68,21 +67,9 @@ def main() -> int:
   store = Store(kept / 'store', lambda line: print(f'note: {line}'))
   files = workdir / 'checkpoints' / str(step)
   checkpoint = remembered(kept / 'checkpoints.json', files, lambda: checkpoint_hash(restored()))
-  model = {name: getattr(config.model, name) for name in ('heads', 'kv', 'width', 'tied')}
 
   def open_rows(positions: str, length: int):
-    return store.open(
-      Key(
-        checkpoint=checkpoint,
-        model=json.dumps({**model, 'train_len': config.train_len}),
-        scheme=' '.join(config.posenc),
-        positions=positions,
-        corpus=data.tokens_sha256,
-        bos=config.data.bos,
-        dtype=config.model.dtype,
-        length=length,
-      )
-    )
+    return store.open(Key.of(config, data, checkpoint, positions, length))
 
   slots = [config.build_scheme(text) for text in config.posenc]
   found = diagnosis.Diagnosis(
