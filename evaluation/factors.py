@@ -8,7 +8,7 @@ lasts. Ding et al. 2024 (2402.13753), section 3.3, algorithm 1 and table 4.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -217,7 +217,8 @@ class CMAES(Optimizer):
 
   def __init__(self, members: Sequence[Point], read: Callable[[np.ndarray], Point], sigma: float, seed: int = 0):
     self._read, self._sigma, self._seed, self._starts = read, sigma, seed, 0
-    self._es, self._batch, self._best = None, list(members), (math.inf, members[0].x)
+    self._es: Any = None
+    self._batch, self._best = list(members), (math.inf, members[0].x)
     self._seen: set[Candidate] = set()
 
   def ask(self):
