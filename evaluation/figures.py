@@ -196,7 +196,9 @@ def factors(lines: Mapping[str, Sequence[float]], title: str) -> 'Figure':
     ax = figure.subplots()
     for i, (label, factors_P) in enumerate(lines.items()):
       style: Any = (
-        {'color': 'k', 'lw': 1.8, 'marker': 'o', 'ms': 4, 'zorder': 3} if not i else {'lw': 1.1, 'alpha': 0.85}
+        {'color': 'k', 'lw': 1.8, 'marker': 'o', 'ms': 4, 'zorder': 3}
+        if not i
+        else {'lw': 1.4, 'ls': ('-', '--', ':')[i % 3]}
       )
       ax.plot(range(len(factors_P)), factors_P, label=label, **style)
     ax.set_yscale('log', base=2)

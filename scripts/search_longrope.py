@@ -162,7 +162,8 @@ def main(argv: list[str] | None = None) -> int:
     return Together(graphdef, params(), mesh, rows, plan.targets, tokens, config.memory_gb)
 
   races = Races(plan, counted, made, rows_in(tried), many, stages)
-  where = f'{len(plan.documents)} documents, {sum(d in splits.validation for d in plan.documents)} of validation'
+  known = {d.name for d in splits.validation}
+  where = f'{len(plan.documents)} documents, {sum(d.name in known for d in plan.documents)} of validation'
   print(f'search: {where}; {len(counted.windows)} windows of {length}, {counted.counts_WT.sum()} targets; {out}')
 
   # ---- the search
@@ -220,7 +221,8 @@ def main(argv: list[str] | None = None) -> int:
     tuned = run('yarn', betas, name_of)
     plain = {text: search.factors_of(text, scheme, L, length) for text in ('pi', 'ntk', 'dynamic_ntk', 'yarn')}
     yarn, onsets = tuned.candidate, args.onsets
-    members = [*init, plain['pi'], plain['ntk'], yarn]
+    first = [c._replace(onset=0 if 0 in onsets else onsets[0]) for c in (plain['pi'], plain['ntk'], yarn)]
+    members = [*init, *first]
     lines = {**plain, f'{betas.names[yarn]}, tuned': yarn}
     labels = {'none': 'none', **{label: name_of(c) for label, c in lines.items()}}
   winner = run('search', factors.optimizer(args.algorithm, pairs, s, members, yarn, onsets, args.seed), name_of)
@@ -266,9 +268,8 @@ def main(argv: list[str] | None = None) -> int:
   # ---- what it found
   (out / 'method.txt').write_text(f'{winner.method}\n')
   exported = _export(out / 'longrope.json', winner, by_onset, scheme, L, args)
-  figure = figures.factors(
-    {label: c.factors for label, c in lines.items()}, f'{" ".join(config.posenc)}, {length} tokens'
-  )
+  drawn = {label: c.factors for label, c in lines.items() if label != 'dynamic_ntk'}  # `ntk`, at one length
+  figure = figures.factors(drawn, f'{" ".join(config.posenc)}, {length} tokens')
   figure.savefig(out / 'factors.png', dpi=150)
   text = _report(args, config, winner, by_onset, tables, spent, exported, where, len(tests))
   (out / 'report.md').write_text(text)
@@ -316,17 +317,12 @@ def _check(args: argparse.Namespace, config: Config) -> None:
   low, high = (1 + config.eval.targets(L), L) if args.short else (L + 1, longest)
   if not low <= length <= high:
     raise SpecError(f'target_len = {length}: {low} to {high} tokens are allowed{" with --short" * args.short}')
-  for field, least in (
-    ('evaluations', 1),
-    ('seconds', 0),
-    ('docs', 0),
-    ('spans', 1),
-    ('test_docs', 0),
-    ('test_spans', 0),
-  ):
-    value = getattr(args, field)
-    if value is not None and value < least:
-      raise SpecError(f'{field} = {value}: a number of at least {least} is allowed')
+  counts = {'evaluations': 1, 'docs': 0, 'spans': 1, 'test_docs': 0, 'test_spans': 0, 'seed': 0}
+  for field, least in counts.items():
+    if (value := getattr(args, field)) is not None and value < least:
+      raise SpecError(f'{field} = {value}: a whole number of at least {least} is allowed')
+  if args.seconds is not None and not args.seconds > 0:
+    raise SpecError(f'seconds = {args.seconds:g}: a number above 0 is allowed')
   if not args.onsets or any(not isinstance(n, int) for n in args.onsets):
     raise SpecError(f'onsets = {args.onsets}: whole numbers, at least one, are allowed')
   args.onsets = tuple(n for n in dict.fromkeys(args.onsets) if n < length)
