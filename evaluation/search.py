@@ -346,7 +346,7 @@ class Betas(CMAES):
       return candidate
 
     def beta(pair: float) -> float:
-      return float(f'{train_len / (2 * np.pi) * base ** (-2 * pair / d):.4g}')
+      return float(f'{train_len / (2 * np.pi) * base ** (-2 * pair / d):.3g}')
 
     def read(x: np.ndarray) -> Point:
       low = float(np.clip(x[0], 0, last - 0.1))
