@@ -150,7 +150,10 @@ def main(argv: list[str] | None = None) -> int:
     counted = search.all_targets(plan, length)
   else:
     with quiet(unit='token', unit_scale=True, desc='judge') as bar:
-      counted = search.key_targets(plan, length, args.fitness, made, rows_in(tried), scorer, bar)
+      try:
+        counted = search.key_targets(plan, length, args.fitness, made, rows_in(tried), scorer, bar)
+      except posenc.Unsupported as reason:
+        raise SpecError(f'fitness = {args.fitness!r}: {reason}') from None
   stages = search.race_stages(len(counted.windows))
 
   @functools.cache
@@ -189,8 +192,10 @@ def main(argv: list[str] | None = None) -> int:
         winner, told = search.best(batch, winner), told + batch
         bar.update(len(batch))
         _curves(writer, part, winner, told, len(batch))
-        if winner:
-          bar.set_postfix_str(f'best {winner.score.nll:.4f}')
+        shown = f'best {winner.score.nll:.4f}' if winner else ''
+        bar.set_postfix_str(shown)
+        if bar.disable and len(told) // 100 > (len(told) - len(batch)) // 100:  # no terminal: a line now and then
+          print(f'{part}: {len(told)} candidates, {shown}, {log.seconds:.0f} s', flush=True)
     assert winner is not None  # the first batch has one that ran to the end
     spent.append(_spent(part, winner, told, log, races.scored - before))
     print(spent[-1])

@@ -554,6 +554,7 @@ def test_another_search_in_the_same_folder_is_refused(run, found):
   (['--evaluations=0'], 'evaluations = 0'),
   (['--seconds=0'], 'seconds = 0'),
   (['--fitness=fixed_targets'], 'all, or key_tokens'),
+  (['--fitness=key_tokens(alpha=50.0)'], 'fitness = .key_tokens'),
   (['--attention=hot'], "attention = 'hot'"),
 ])  # fmt: skip
 def test_what_cannot_be_searched_is_said_in_one_line(run, options, says, tmp_path):
@@ -610,6 +611,17 @@ def test_seconds_are_a_budget_too(run, tmp_path):
   )
   assert 'temperature of each method' not in (tmp_path / 'report.md').read_text()
   assert len(lines_of(tmp_path / 'search.jsonl')) >= 64
+
+
+def test_key_tokens_are_a_fitness(run, tmp_path):
+  """Chosen by the run itself."""
+  judge = 'key_tokens(judge="none", short=1.0, long=2.0, alpha=0.05, beta=-99.0)'
+  searched(run, f'--fitness={judge}', '--attentions=', '--evaluations=8', f'--out={tmp_path}')
+  settings = json.loads((tmp_path / 'settings.json').read_text())
+  assert settings['fitness'] == judge and judge in (tmp_path / 'report.md').read_text()
+  told = lines_of(tmp_path / 'search.jsonl')
+  of_all = lines_of(run / 'search' / '64-paper-0' / 'search.jsonl')[0]
+  assert told[0]['method'] == of_all['method'] and told[0]['nll'] != pytest.approx(of_all['nll'], abs=1e-3)
 
 
 @pytest.mark.faults
