@@ -139,7 +139,7 @@ class Together:
   that spreads one window takes `Scorer`, with the same `runs`.
 
   rows: windows in a run. kept: last positions of a window that are fetched. tokens: of a run, if memory allows; on CPUs
-  one set of positions a device is fastest: as many as fit into 8192 tokens took 1.1 to 2 times as long at 1024.
+  one set of positions a device is fastest: as many as fit into 8192 tokens took 1.0 to 1.9 times the CPU time at 1024.
   """
 
   def __init__(
