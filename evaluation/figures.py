@@ -205,9 +205,10 @@ def factors(lines: Mapping[str, Sequence[float]], title: str) -> 'Figure':
     ax.yaxis.set_major_formatter('{x:g}')
     ax.set_xlabel('frequency pair')
     ax.set_ylabel('lambda: frequency divided by')
+    ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_title(title, fontsize=9)
     ax.grid(alpha=0.25)
-    _legend(figure, ax, '')
+    ax.legend(fontsize=8, loc='best')
   return figure
 
 

@@ -240,7 +240,12 @@ def main(argv: list[str] | None = None) -> int:
   same = [winner.candidate._replace(onset=onset) for onset in onsets]
   by_onset = among(same, [name_of(c) for c in same])
   winner = search.best(by_onset, winner) or winner
-  lines = {WINNER: winner.candidate, **lines}
+  lines, found = {WINNER: winner.candidate, **lines}, winner.candidate.onset
+  drawn = {label: c.factors for label, c in lines.items() if label != 'dynamic_ntk'}  # `ntk`, at one length
+  if found and not args.short:  # what of the gain is n-hat's: YaRN can have one too
+    apart = {'the same, n-hat 0': winner.candidate._replace(onset=0)}
+    apart[f'tuned YaRN, n-hat {found}'] = yarn._replace(onset=found)
+    lines, labels = {**lines, **apart}, {**labels, **{label: name_of(c) for label, c in apart.items()}}
   labels = {WINNER: winner.method, **labels}
   chosen: dict[str, tuple[float, str]] = {}
   if args.attentions and not args.short:
@@ -248,8 +253,8 @@ def main(argv: list[str] | None = None) -> int:
     for label, candidate in lines.items():
       named = [search.method_of(candidate, a, short=short) for a in values]
       told = among([candidate] * len(named), named)
-      found = search.best(told) or told[0]
-      chosen[label] = values[named.index(found.method)], found.method
+      one = search.best(told) or told[0]
+      chosen[label] = values[named.index(one.method)], one.method
     chosen['none'] = 1.0, 'none'
 
   # ---- held out, once
@@ -273,8 +278,7 @@ def main(argv: list[str] | None = None) -> int:
   # ---- what it found
   (out / 'method.txt').write_text(f'{winner.method}\n')
   exported = _export(out / 'longrope.json', winner, by_onset, scheme, L, args)
-  drawn = {label: c.factors for label, c in lines.items() if label != 'dynamic_ntk'}  # `ntk`, at one length
-  figure = figures.factors(drawn, f'{" ".join(config.posenc)}, {length} tokens')
+  figure = figures.factors(drawn, f'{" ".join(config.posenc)}, {length} tokens; n-hat = {found}')
   figure.savefig(out / 'factors.png', dpi=150)
   text = _report(args, config, winner, by_onset, tables, spent, exported, where, len(tests))
   (out / 'report.md').write_text(text)

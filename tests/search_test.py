@@ -582,6 +582,7 @@ def test_with_n_hat_there_is_no_dictionary_and_the_reason_is_said(run, tmp_path)
   searched(run, '--onsets=4', f'--out={tmp_path}')
   report = (tmp_path / 'report.md').read_text()
   assert not (tmp_path / 'longrope.json').exists()
+  assert report.count('| the same, n-hat 0 |') == report.count('| tuned YaRN, n-hat 4 |') == 2
   assert 'longrope.json is not written: onset = 4' in report and 'onset=4' in (tmp_path / 'method.txt').read_text()
 
 
