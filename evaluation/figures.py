@@ -191,6 +191,8 @@ def by_position(points: Sequence[Point], looks: Looks) -> 'Figure':
 
 def factors(lines: Mapping[str, Sequence[float]], title: str) -> 'Figure':
   """By how much each frequency pair is divided, from the fastest to the slowest; the first line is what was found."""
+  from matplotlib import ticker
+
   with _style():
     figure = _figure(7.5, 4.0)
     ax = figure.subplots()
@@ -205,7 +207,7 @@ def factors(lines: Mapping[str, Sequence[float]], title: str) -> 'Figure':
     ax.yaxis.set_major_formatter('{x:g}')
     ax.set_xlabel('frequency pair')
     ax.set_ylabel('lambda: frequency divided by')
-    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     ax.set_title(title, fontsize=9)
     ax.grid(alpha=0.25)
     ax.legend(fontsize=8, loc='best')
