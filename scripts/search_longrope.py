@@ -233,9 +233,8 @@ def main(argv: list[str] | None = None) -> int:
   winner = run('search', factors.optimizer(args.algorithm, pairs, s, members, yarn, onsets, args.seed), name_of)
 
   # ---- n-hat of the winner, and the temperature of all
-  def among(candidates: Sequence[Candidate], methods: Sequence[str]) -> list[Told]:
-    """All of which but the best need not be known exactly."""
-    return [Told(*one) for one in zip(candidates, methods, races(methods, share=1 / len(methods)))]
+  def among(candidates: Sequence[Candidate], methods: Sequence[str], share: float = 1.0) -> list[Told]:
+    return [Told(*one) for one in zip(candidates, methods, races(methods, share=share))]
 
   same = [winner.candidate._replace(onset=onset) for onset in onsets]
   by_onset = among(same, [name_of(c) for c in same])
@@ -252,7 +251,7 @@ def main(argv: list[str] | None = None) -> int:
     values = list(dict.fromkeys((attention, *args.attentions)))
     for label, candidate in lines.items():
       named = [search.method_of(candidate, a, short=short) for a in values]
-      told = among([candidate] * len(named), named)
+      told = among([candidate] * len(named), named, share=0.5)
       one = search.best(told) or told[0]
       chosen[label] = values[named.index(one.method)], one.method
     chosen['none'] = 1.0, 'none'
@@ -417,10 +416,7 @@ def _report(
   where: str,
   tested: int,
 ) -> str:
-  values = ', '.join(
-    f'{one.candidate.onset}: {one.score.nll - winner.score.nll:+.4f}{"" if one.score.whole else " (dropped)"}'
-    for one in by_onset
-  )
+  values = ', '.join(f'{one.candidate.onset}: {one.score.nll - winner.score.nll:+.4f}' for one in by_onset)
   fixed = f'One temperature for all, a = {tables["fixed"][0].attention:g}:'
   lines = [
     f'# {" ".join(config.posenc)}: factors for {args.target_len} tokens, {args.target_len / config.train_len:g}x',
