@@ -486,6 +486,10 @@ def test_what_it_writes(run, found):
   report = (found / 'report.md').read_text()
   for label in ('longrope, this search', 'none', 'pi', 'ntk', 'dynamic_ntk', 'yarn', 'tuned'):
     assert report.count(f'| {label} |') == 2 or label == 'tuned'
+  (by_onset,) = (line.split('documents: ')[1] for line in report.splitlines() if line.startswith('n-hat of the winner'))
+  apart = dict(part.split(': ') for part in by_onset.split(', '))
+  assert [int(n) for n in apart] == [n for n in factors.ONSETS if n < LENGTH]
+  assert min(map(float, apart.values())) == 0 == float(apart[str(kwargs.get('onset', 0))])
   assert method in report and '12 test documents' in report and '5 documents, 5 of validation' in report
 
 
