@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy import special
 
 import posenc
 from data import TokenDocument
@@ -131,9 +130,9 @@ class Races:
   """The worth of candidates, of all windows for those that matter and of few for the rest.
 
   All score the same first quarter of the windows, then half, then all. After each part those are dropped that are worse
-  than what matters to the optimiser, by more than a one-sided 95 % bound of their difference from the best so far,
-  paired by window. What they are told is that difference, added to the best one's mean: an estimate free of how hard
-  the first windows are. Only who has run to the end can win.
+  than what matters to the optimiser, by more than one standard error of their difference from the best so far, paired
+  by window. What they are told is that difference, added to the best one's mean: an estimate free of how hard the first
+  windows are. Only who has run to the end can win.
 
   What is scored is put away batch by batch, and asked for before anything is: a search that goes on repeats nothing,
   and two methods that make the same arrays are scored once. scored: windows that were not there.
@@ -198,7 +197,7 @@ class Races:
       error = math.sqrt((each_W**2).sum() * k / max(k - 1, 1)) / n_W.sum()
     if not math.isfinite(less):
       return math.inf, math.inf
-    return base + less, base + less - special.stdtrit(max(k - 1, 1), 0.95) * error
+    return base + less, base + less - error
 
   def _sums(self, key: str, end: int) -> np.ndarray:
     """By window, float64, of the targets that count; inf where one is not finite."""
