@@ -171,7 +171,11 @@ class Config:
     return data
 
   def build_model(self, vocab_size: int) -> LM:
-    return LM(self.model, self.posenc, vocab_size=vocab_size, train_len=self.train_len, rngs=nnx.Rngs(self.seed))
+    """vocab_size: ids of the tokenizer; the embedding may have more rows, not fewer."""
+    if 0 < self.model.vocab < vocab_size:
+      raise SpecError(f'config.model.vocab = {self.model.vocab}: at least the {vocab_size} ids of the tokenizer, or 0')
+    rows = self.model.vocab or vocab_size
+    return LM(self.model, self.posenc, vocab_size=rows, train_len=self.train_len, rngs=nnx.Rngs(self.seed))
 
   def to_dict(self) -> dict[str, Any]:
     return dataclasses.asdict(self)
