@@ -51,7 +51,8 @@ SILENT = {
   'dtype', 'emb_pdrop', 'embd_dropout', 'embd_pdrop', 'eos_token_id', 'gradient_checkpointing', 'hidden_dropout',
   'id2label', 'initializer_range', 'is_decoder', 'is_encoder_decoder', 'label2id', 'model_type',
   'output_attentions', 'output_hidden_states', 'pad_token_id', 'problem_type', 'resid_dropout', 'resid_pdrop',
-  'return_dict', 'sep_token_id', 'task_specific_params', 'torch_dtype', 'transformers_version', 'unk_token_id',
+  'return_dict', 'sep_token_id', 'task_specific_params', 'torch_dtype', 'transformers.js_config',
+  'transformers_version', 'unk_token_id',
   'use_bfloat16', 'use_cache',
 }  # fmt: skip
 _REQUIRED: Any = object()
@@ -100,7 +101,7 @@ FULL, SLIDING = 'full_attention', 'sliding_attention'
 
 
 def _rope(
-  c: Keys, *, base: float = 10000.0, local_base: float | None = None, fraction: float = 1.0
+  c: Keys, *, base: float = 10000.0, local_base: float | None = None, fraction: float = 1.0, length: int = 2048
 ) -> tuple[dict[str, str], str, int]:
   """RoPE: the scheme of each layer type, the scaling method in force, and the context that it was trained at."""
   old, new = c('rope_scaling', default={}), c('rope_parameters', default={})
@@ -113,7 +114,7 @@ def _rope(
       raise SpecError(f'config.json: rope_type = {form!r}: default is allowed')
     share = '' if said['partial_rotary_factor'] == 1 else f', fraction={float(said["partial_rotary_factor"])!r}'
     schemes[kind] = f'rope(base={float(said["rope_theta"])!r}{share})'
-  return schemes, 'none', c('original_max_position_embeddings', 'max_position_embeddings')
+  return schemes, 'none', c('original_max_position_embeddings', 'max_position_embeddings', default=length)
 
 
 def _windowed(schemes: Mapping[str, str], kinds: Iterable[str], window: int | None) -> tuple[str, ...]:
@@ -180,6 +181,8 @@ FREQUENCIES = ('rotary_emb.inv_freq',)  # buffers of old checkpoints
 def _llama(c: Keys) -> Form:
   """Llama 1 to 3, SmolLM2, TinyLlama, Yi."""
   c('pretraining_tp', default=1)  # how the released weights were once multiplied, not what they are
+  c('is_llama_config', default=True)
+  c.only('rope_interleaved', False)
   model = _llama_model(c, biases=_biases(c))
   schemes, method, length = _rope(c)
   return Form(model, (schemes[FULL],) * model.layers, method, length, LLAMA, FREQUENCIES)
@@ -245,6 +248,11 @@ QKV = 'attention.query', 'attention.key', 'attention.value'
 
 
 def _phi3(c: Keys) -> Form:
+  """Phi-3 and Phi-4-mini."""
+  for key in ('attention_bias', 'mlp_bias', 'lm_head_bias'):
+    c.only(key, False)
+  for key in ('full_attn_mod', 'interpolate_factor'):
+    c.only(key, 1)
   model = _llama_model(c)
   schemes, method, length = _rope(c)
   kinds = _kinds(c, model.layers, lambda i: True)
@@ -262,6 +270,7 @@ def _gemma3(c: Keys) -> Form:
   model = _llama_model(
     c, qk_norm=True, post_norm=True, biases=_biases(c), embedding_scale=c('hidden_size') ** 0.5,
     tied=c('tie_word_embeddings', default=True), head_dim=c('head_dim', default=256),
+    activation=c.choose('hidden_activation', default='gelu_pytorch_tanh', among=GATED),
   )  # fmt: skip
   for key in ('attn_logit_softcapping', 'final_logit_softcapping', 'use_bidirectional_attention'):
     c.only(key, None, False)

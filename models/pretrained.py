@@ -193,7 +193,7 @@ def _gguf(name: str, path: pathlib.Path) -> Source:
 
   tensors = {}
   for tensor_name, tensor in theirs.items():
-    module, kind = tensor_name.rsplit('.', 1)
+    module, _, kind = tensor_name.rpartition('.')
     at, layer = _template(module)
     if at not in GGUF:
       raise SpecError(f'{path}: tensor {tensor_name}: not understood, so not ignored')
@@ -244,7 +244,7 @@ def read_params(source: Source, form: Form, shapes: Any) -> Any:
   for name, load in source.tensors.items():
     if name.endswith(form.unused):
       continue
-    module, kind = name.rsplit('.', 1)
+    module, _, kind = name.rpartition('.')
     at, layer = _template(module)
     entry = form.names.get(at, form.names.get(root + at))
     if entry is None:

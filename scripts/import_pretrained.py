@@ -61,11 +61,12 @@ def main(argv: list[str] | None = None) -> None:
   checkpoints = Checkpoints(args.workdir, keep=1)
   checkpoints.save(0, {'params': params})
   checkpoints.close()
+  tests = data.splits.test
   print(
-    f'{args.source}: {source.config["model_type"]}, {provenance.count(params):,} parameters, {form.model.layers} layers '
-    f'of {" ".join(form.pattern)}, trained at {form.train_len} tokens\n'
-    f'corpus {data.name}: {len(data.splits.test)} test documents of '
-    f'{min(len(d.tokens) for d in data.splits.test)} tokens or more\n{args.workdir}'
+    f'{args.source}: {source.config["model_type"]}, {provenance.count(params):,} parameters, '
+    f'{form.model.layers} layers of {" ".join(form.pattern)}, trained at {form.train_len} tokens\n'
+    f'corpus {data.name}: {len(tests)} test documents of {min(len(d.tokens) for d in tests)} tokens or more\n'
+    f'{args.workdir}'
   )
 
 

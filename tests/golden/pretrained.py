@@ -2,8 +2,8 @@
 
   python tests/golden/pretrained.py tests/golden/pretrained.npz     # a Python with torch, transformers and safetensors
 
-Of each case: config.json, the tensors as save_pretrained names them, tokens, logits. Weights are bfloat16, kept as their
-16 bits; the logits are float32 of those weights. Norms and biases are drawn too: at 1 and 0 a swap would not show.
+Of each case: config.json, the tensors as save_pretrained names them, tokens, logits. Weights are bfloat16, kept as 16
+bits; the logits are float32 of those weights. Norms and biases are drawn too: at 1 and 0 a swap would not show.
 """
 
 import json
