@@ -258,6 +258,8 @@ REFUSED = [
   (stray('model.layers.0.self_attn.sinks'), 'tensor model.layers.0.self_attn.sinks: not understood'),
   (stray('model.layers.0.mlp.up_proj.bias'), 'tensor model.layers.0.mlp.up_proj.bias'),
   (stray('nothing'), 'tensor nothing: not understood'),
+  (stray('model.norm.weight_scale'), 'tensor model.norm.weight_scale: not understood'),
+  (change(num_hidden_layers='two'), 'config.json: '),
 ]
 
 
