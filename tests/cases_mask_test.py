@@ -107,7 +107,7 @@ def test_M07():
 def test_M08():
   """A window is of one document: what another says changes neither a window of training nor a target.
 
-  Documents are not packed. Protocols that cross borders, because a paper's code does, say so in README.md, and never
+  Documents are not packed. Protocols that cross borders, because a paper's code does, say so in docs/protocols.md, and never
   have the BOS between them for a target.
   """
   rng = np.random.default_rng(0)
