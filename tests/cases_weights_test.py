@@ -122,7 +122,7 @@ def test_W05():
 
 
 def test_W07(tmp_path):
-  """A folder of safetensors is no run, and is said to be none. Imported, bfloat16 is exact and a missing shard named."""
+  """A folder of safetensors is no run, and is said to be none; imported, bfloat16 is exact, a missing shard named."""
   index = {'weight_map': {'a': 'model-00001-of-00002.safetensors', 'b': 'model-00002-of-00002.safetensors'}}
   (tmp_path / 'model.safetensors.index.json').write_text(json.dumps(index))
   (tmp_path / 'model-00001-of-00002.safetensors').write_bytes(b'\0' * 16)  # the other shard is missing
