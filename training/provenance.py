@@ -15,20 +15,25 @@ from spec import SpecError
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'datasets', 'ml_collections')
 
 
-def claim(workdir: pathlib.Path, config: Any, data: Any) -> None:
+def claim(workdir: pathlib.Path, config: Any, data: Any, source: dict[str, Any] | None = None) -> None:
   """Writes `workdir/config.json`, or, where there is one, refuses another config and prints the difference.
 
   The data are part of it: a config names a corpus, whose files may have changed since. The mesh and the memory are not.
+  source: of parameters that were trained elsewhere, which files they are.
   """
   workdir.mkdir(parents=True, exist_ok=True)
   path = workdir / 'config.json'
   if path.exists():
     check_config(workdir, config)
     check_data(workdir, data)
+    theirs = _record(workdir).get('source')
+    if theirs != source:
+      raise SpecError(f'{workdir} holds a run of other parameters: {theirs} -> {source}; use another workdir')
     return
   record = {
     'config': config.to_dict(),
     'data': _data_facts(data),
+    **({'source': source} if source else {}),
     'git_commit': _git_commit(),
     'python': platform.python_version(),
     'versions': {name: metadata.version(name) for name in PACKAGES},
