@@ -138,7 +138,7 @@ class Together:
   whatever positions share the run, the last run being filled with copies. Parameters lie whole on every device; a mesh
   that spreads one window takes `Scorer`, with the same `runs`.
 
-  rows: windows in a run. kept: last positions of a window that are fetched. tokens: of a run, if memory allows; on CPUs
+  rows: windows in a run, if memory allows. kept: last positions of a window that are fetched. tokens: of a run; on CPUs
   one set of positions a device is fastest: as many as fit into 8192 tokens took 1.0 to 1.9 times the CPU time at 1024.
   """
 
@@ -146,8 +146,8 @@ class Together:
     self, graphdef: Any, params: Any, mesh: Mesh, rows: int, kept: int, tokens: int = 0, memory_gb: float = 0
   ):
     self.traces = 0
-    self._params, self._mesh, self.rows, self._tokens, self._memory_gb = params, mesh, rows, tokens, memory_gb
-    self._programs: dict[Any, tuple[Any, int]] = {}
+    self._params, self._mesh, self._rows, self._tokens, self._memory_gb = params, mesh, rows, tokens, memory_gb
+    self._programs: dict[Any, tuple[Any, int, int]] = {}
 
     def nll(params, inputs_BT, targets_BT, pos):
       self.traces += 1
@@ -164,36 +164,37 @@ class Together:
     )
     self._nll = jax.jit(many)
 
-  def _program(self, length: int, pos: tuple[Positions, ...]) -> tuple[Any, int]:
-    """(program, positions in a run). OutOfMemory."""
+  def _program(self, length: int, pos: tuple[Positions, ...]) -> tuple[Any, int, int]:
+    """(program, windows and positions in a run): fewer positions, then windows, where memory ends. OutOfMemory."""
     key = length, jax.tree.structure(pos), *(np.shape(leaf) for leaf in jax.tree.leaves(pos))
     if key not in self._programs:
-      devices, each = self._mesh.size, max(self._tokens // (self.rows * length * self._mesh.size), 1)
       whole, shared = self._lies
-      tokens_BT = jax.ShapeDtypeStruct((self.rows, length), np.int32, sharding=whole)
+      rows, each = self._rows, max(self._tokens // (self._rows * length * self._mesh.size), 1)
       while True:
+        width = self._mesh.size * each
+        tokens_BT = jax.ShapeDtypeStruct((rows, length), np.int32, sharding=whole)
         many = jax.tree.map(
-          lambda leaf, n=devices * each: jax.ShapeDtypeStruct((n, *np.shape(leaf)), np.float32, sharding=shared), pos
+          lambda leaf, n=width: jax.ShapeDtypeStruct((n, *np.shape(leaf)), np.float32, sharding=shared), pos
         )
         compiled = self._nll.lower(self._params, tokens_BT, tokens_BT, many).compile()
         needed, there = bytes_needed(compiled), bytes_there(self._params, self._memory_gb)
         if needed <= there:
           break
-        if each == 1:
-          raise OutOfMemory(f'{self.rows} windows of {length} tokens: {as_text(needed, there)}')
-        each //= 2
-      self._programs[key] = compiled, devices * each
+        if each == rows == 1:
+          raise OutOfMemory(f'one window of {length} tokens: {as_text(needed, there)}')
+        rows, each = (rows, each // 2) if each > 1 else (rows // 2, 1)
+      self._programs[key] = compiled, rows, width
     return self._programs[key]
 
   def runs(
     self, plan: Plan, windows: Sequence[Window], positions: Sequence[tuple[Positions, ...]]
   ) -> Iterator[tuple[int, Sequence[Window], list[np.ndarray]]]:
     """(i, some of the windows, their rows under positions[i]), as `Scorer.runs`."""
-    program, width = self._program(windows[0].length, positions[0])
+    program, rows, width = self._program(windows[0].length, positions[0])
     on_host = [jax.tree.map(np.asarray, pos) for pos in positions]
-    for start in range(0, len(windows), self.rows):
-      part = windows[start : start + self.rows]
-      inputs_BT, targets_BT = plan.tokens([*part, *[part[0]] * (self.rows - len(part))])
+    for start in range(0, len(windows), rows):
+      part = windows[start : start + rows]
+      inputs_BT, targets_BT = plan.tokens([*part, *[part[0]] * (rows - len(part))])
       for first in range(0, len(on_host), width):
         some = on_host[first : first + width]
         stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *some, *[some[0]] * (width - len(some)))

@@ -158,7 +158,7 @@ def main(argv: list[str] | None = None) -> int:
 
   @functools.cache
   def many():
-    rows = stages[0]
+    rows = min(stages[0], max(config.eval.batch_tokens // length, 1))
     if mesh.shape['fsdp'] * mesh.shape['context'] > 1:
       return Scorer(graphdef, params(), mesh, rows * length, config.memory_gb)
     tokens = 0 if jax.default_backend() == 'cpu' else config.eval.batch_tokens

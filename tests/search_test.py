@@ -21,7 +21,7 @@ import posenc
 from configs import smoke
 from configs.schema import Config
 from data.split import TokenDocument
-from evaluation import factors, nulls, search
+from evaluation import factors, nulls, score, search
 from evaluation.factors import Candidate, Optimizer, Paper, Sizes
 from evaluation.plan import Plan
 from evaluation.score import Scorer, Together
@@ -30,6 +30,7 @@ from evaluation.store import Rows
 from evaluation.survey import positions_hash
 from faults_test import KILLER
 from models.lm import LM, ModelConfig, merge
+from models.memory import OutOfMemory
 from scripts import search_longrope
 from spec import SpecError, parse_one
 from training import provenance
@@ -86,6 +87,29 @@ def test_all_candidates_run_the_same_program_and_each_has_the_numbers_of_its_own
     for at, _, (row,) in again:
       np.testing.assert_array_equal(row, found[order[at], windows[1]])
   assert together.traces == 1 and not np.allclose(found[0, windows[0]], found[1, windows[0]], atol=1e-3)
+
+
+def test_less_memory_is_fewer_at_once(model, plan, monkeypatch):
+  """Positions first, then windows, and the numbers stay; one window under one set of positions is the least."""
+  graphdef, params, schemes = model
+  positions = [made_by(schemes)(method, LENGTH)[1] for method in METHODS[:3]]
+  windows = all_targets(plan, LENGTH).windows[:3]
+  want = {}
+  for too_large in range(4):
+    asked = []
+    monkeypatch.setattr(
+      score, 'bytes_needed', lambda _, asked=asked, n=too_large: asked.append(1) or 2**60 * (len(asked) <= n)
+    )
+    together = Together(graphdef, params, make_mesh(1, (1, 1, 1)), 2, plan.targets, tokens=2 * 2 * LENGTH)
+    if too_large == 3:
+      with pytest.raises(OutOfMemory, match='one window of 64 tokens'):
+        list(together.runs(plan, windows, positions))
+      continue
+    runs = list(together.runs(plan, windows, positions))
+    assert max(len(part) for _, part, _ in runs) == (2, 2, 1)[too_large] and together.traces == too_large + 1
+    found = {(i, w): row for i, part, rows in runs for w, row in zip(part, rows)}
+    want = want or found
+    assert len(found) == 9 and all(np.allclose(found[at], want[at], atol=2e-5) for at in want)
 
 
 # Races.
