@@ -91,6 +91,7 @@ def contest(name: str, setting: dict[str, Any], candidates: int, threads: int) -
 
 def main(argv: list[str] | None = None) -> None:
   parser = race.flags(__doc__)
+  parser.add_argument('--spans', type=int, default=2, help='windows in each of 8 documents')
   parser.add_argument('--candidates', type=int, default=32, help='of the one program; the others take two a round')
   parser.add_argument(
     '--contestant', nargs=3, metavar=('WHICH', 'SETTING', 'CANDIDATES'), help='what the parent starts'
@@ -100,7 +101,7 @@ def main(argv: list[str] | None = None) -> None:
     name, setting, candidates = args.contestant
     contest(name, json.loads(setting), int(candidates), args.threads)
     return
-  setting = TINY if args.tiny else SETTING
+  setting = TINY if args.tiny else {**SETTING, 'spans': args.spans}
   with tempfile.TemporaryDirectory() as cache:
 
     def of(name: str, candidates: int) -> Contestant:
