@@ -19,7 +19,7 @@ from data import Data, DataConfig, load_data
 from evaluation.plan import EvalConfig
 from evaluation.surface import SurfaceConfig
 from models.lm import LM, ModelConfig, check_pattern
-from posenc import PositionScheme, Rule
+from posenc import PositionScheme, Rule, interchange
 from spec import SpecError, one_of
 from training.optimizer import OptimizerConfig
 
@@ -117,6 +117,8 @@ class Config:
       # Unsupported is no error: the sweep records it as the outcome of the method's points.
       with _naming('methods'), contextlib.suppress(posenc.Unsupported):
         posenc.positions(method, slots, self.train_len, self.train_len, rule=rule)
+    # Under our own names from here on: the same method, said in two ways, is one curve.
+    object.__setattr__(self, 'methods', tuple(dict.fromkeys(interchange.ours(method) for method in self.methods)))
     targets = self.eval.targets(self.train_len)
     scored = {'eval.multiples': self.eval.multiples}
     if self.surface.checkpoints:

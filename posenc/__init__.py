@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from posenc import rotations
+from posenc import interchange, rotations
 from posenc.alibi import ALiBi
 from posenc.base import Bias, Dims, Far, Positions, PositionScheme, PosParam, Unsupported, with_options
 from posenc.cope import CoPE
@@ -77,8 +77,11 @@ def check_scheme(text: str) -> Call:
 
 
 def check_method(text: str) -> list[Call]:
-  """Parses a method's string; raises SpecError unless every term is one of METHODS with arguments that it takes."""
-  calls = parse(text)
+  """Parses a method's string; raises SpecError unless every term is one of METHODS with arguments that it takes.
+
+  'hf:{"rope_type": "yarn", "factor": 4.0}' is the method that Hugging Face's dict stands for.
+  """
+  calls = parse(interchange.ours(text))
   for call in calls:
     if call.name not in METHODS:
       raise SpecError(one_of('method', call.name, METHODS))
@@ -156,11 +159,12 @@ def positions(
     SpecError: `method` is no method, or two of its terms write one field.
     Unsupported: no slot has what a term writes, or a scheme or rule has no positions at this length.
   """
-  calls = check_method(method)
   for what, value in (('train_len', train_len), ('eval_len', eval_len)):
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
       raise SpecError(f'{what} = {value!r}: a whole number of at least 1 is allowed')
   slots = [scheme] if isinstance(scheme, PositionScheme) else list(scheme)
+  method = interchange.ours(method, train_len, [slot.base for slot in slots if slot.rot])
+  calls = check_method(method)
   out = [slot.plain(eval_len) for slot in slots]
   if rule is not None and (at := rule.evaluate(eval_len)) is not None:
     out = [dataclasses.replace(pos, at_T=at_T) for pos, at_T in zip(out, at, strict=True)]
