@@ -23,13 +23,15 @@ from posenc import rotations
 from spec import SpecError
 from training import provenance
 
-NAMES = ('base', 'grid', 'landscape', 'length_generalisation', 'markov_copy', 'quickstart', 'recall', 'smoke')
+NAMES = ('base', 'extend', 'grid', 'landscape', 'length_generalisation', 'markov_copy', 'quickstart', 'recall', 'smoke')
 SCHEMES = [name if name != 'rope2d' else 'rope2d(width=16)' for name in posenc.SCHEMES]
 RECIPES = [
   (name, scheme)
   for name in NAMES
   for scheme in (
-    SCHEMES if inspect.signature(importlib.import_module(f'configs.{name}').get_config).parameters else [None]
+    SCHEMES
+    if 'scheme' in inspect.signature(importlib.import_module(f'configs.{name}').get_config).parameters
+    else [None]
   )
 ]
 GROUPS = [Config, *(type(f.default) for f in dataclasses.fields(Config) if dataclasses.is_dataclass(f.default))]

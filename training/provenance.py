@@ -15,20 +15,27 @@ from spec import SpecError
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'datasets', 'ml_collections')
 
 
-def claim(workdir: pathlib.Path, config: Any, data: Any) -> None:
+def claim(workdir: pathlib.Path, config: Any, data: Any, source: dict[str, Any] | None = None) -> None:
   """Writes `workdir/config.json`, or, where there is one, refuses another config and prints the difference.
 
   The data are part of it: a config names a corpus, whose files may have changed since. The mesh and the memory are not.
+  source: what the run begins with, see `training/source.py`; not told, it is not compared.
   """
   workdir.mkdir(parents=True, exist_ok=True)
   path = workdir / 'config.json'
   if path.exists():
     check_config(workdir, config)
     check_data(workdir, data)
+    known = _record(workdir).get('source')
+    if source is not None and known != source:
+      raise SpecError(
+        f'config.init_from = {config.init_from!r}: has changed since this run began ({known} -> {source})'
+      )
     return
   record = {
     'config': config.to_dict(),
     'data': _data_facts(data),
+    **({} if source is None else {'source': source}),
     'git_commit': _git_commit(),
     'python': platform.python_version(),
     'versions': {name: metadata.version(name) for name in PACKAGES},
@@ -58,6 +65,11 @@ def check_config(workdir: pathlib.Path, config: Any) -> None:
 def read(workdir: pathlib.Path) -> dict[str, Any]:
   """The config of the run in `workdir`, as plain dicts."""
   return _record(workdir)['config']
+
+
+def corpus(workdir: pathlib.Path) -> str:
+  """sha256 of the corpus of the run in `workdir`."""
+  return _record(workdir)['data'].get('corpus_sha256', '')
 
 
 def check_data(workdir: pathlib.Path, data: Any) -> None:
@@ -117,7 +129,7 @@ def facts(config: Any, data: Any, params: Any, step: int) -> dict[str, Any]:
     'posenc': list(config.posenc),
     'checkpoint_step': step,
     'seed': config.seed,
-    'tokens_seen': step * config.optimizer.accumulate * config.batch * config.train_len,
+    'tokens_seen': step * config.optimizer.accumulate * config.batch * config.window,
     'params': count(params),
     'learning_rate': config.optimizer.learning_rate,
     'bos': config.data.bos,
@@ -140,7 +152,7 @@ def forward_flops_per_token(config: Any, params: Any, length: int) -> float:
 
 def train_flops_per_token(config: Any, params: Any) -> float:
   """Model FLOPs of forward and backward (three times the forward), recomputation not counted."""
-  return 3.0 * forward_flops_per_token(config, params, config.train_len)
+  return 3.0 * forward_flops_per_token(config, params, config.window)
 
 
 def describe(config: Any, data: Any, windows: Any, params: Any, mesh: jax.sharding.Mesh, start: int) -> str:
@@ -155,8 +167,10 @@ def describe(config: Any, data: Any, windows: Any, params: Any, mesh: jax.shardi
   splits = data.splits
   lines += [
     '',
-    f'scheme {" ".join(config.posenc)}, {config.train_len} tokens at {config.positions} positions, '
-    f'{config.batch} x {config.optimizer.accumulate} windows a step on {mesh.size} x '
+    f'scheme {" ".join(config.posenc)}, {config.window} tokens at {config.positions} positions, '
+    + (f'{config.method} of {config.train_len}, ' if config.method != 'none' else '')
+    + (f'parameters of {config.init_from}, ' if config.init_from else '')
+    + f'{config.batch} x {config.optimizer.accumulate} windows a step on {mesh.size} x '
     f'{mesh.devices.flat[0].device_kind}, ' + ' x '.join(f'{name} {size}' for name, size in mesh.shape.items()),
     f'corpus {data.name}: {data.n_documents} documents, {data.n_tokens:,} tokens, sha256 {data.sha256[:16]}; '
     f'train {len(splits.train)}, validation {len(splits.validation)}, test {len(splits.test)}',
