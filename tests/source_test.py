@@ -176,7 +176,7 @@ def test_a_source_that_has_changed_is_refused(begin, train, finished, tmp_path, 
   assert begin(asked, TrainWindows=Dying)[0] == 130
   shutil.rmtree(tmp_path / 'source' / 'checkpoints' / '20')
   assert begin(asked)[0] == 2
-  assert 'has changed since this run began' in capsys.readouterr().err
+  assert 'began with other parameters (checkpoint: ' in capsys.readouterr().err
 
 
 # ---- positions of a model that was trained with a method in force

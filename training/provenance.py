@@ -19,23 +19,24 @@ def claim(workdir: pathlib.Path, config: Any, data: Any, source: dict[str, Any] 
   """Writes `workdir/config.json`, or, where there is one, refuses another config and prints the difference.
 
   The data are part of it: a config names a corpus, whose files may have changed since. The mesh and the memory are not.
-  source: what the run begins with, see `training/source.py`; not told, it is not compared.
+  source: of parameters from elsewhere, which they are; None where a run goes on from its own checkpoint.
   """
   workdir.mkdir(parents=True, exist_ok=True)
   path = workdir / 'config.json'
   if path.exists():
     check_config(workdir, config)
     check_data(workdir, data)
-    known = _record(workdir).get('source')
-    if source is not None and known != source:
-      raise SpecError(
-        f'config.init_from = {config.init_from!r}: has changed since this run began ({known} -> {source})'
-      )
+    theirs = _record(workdir).get('source')
+    if theirs != source and not (source is None and config.init_from):
+      fields = sorted(set(theirs or {}) | set(source or {}))
+      pairs = [(key, *((told or {}).get(key) for told in (theirs, source))) for key in fields if key != 'config']
+      changed = '; '.join(f'{key}: {old!r} -> {new!r}' for key, old, new in pairs if old != new)
+      raise SpecError(f'{workdir} holds a run that began with other parameters ({changed}); use another workdir')
     return
   record = {
     'config': config.to_dict(),
     'data': _data_facts(data),
-    **({} if source is None else {'source': source}),
+    **({'source': source} if source else {}),
     'git_commit': _git_commit(),
     'python': platform.python_version(),
     'versions': {name: metadata.version(name) for name in PACKAGES},
