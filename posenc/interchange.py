@@ -75,7 +75,9 @@ class Rope(NamedTuple):
 
   @property
   def scheme(self) -> str:
-    return _call('rope', self._asdict(), {'base': 10000.0, 'fraction': 1.0, 'proportion': 1.0})
+    said = self._asdict()
+    shares = [f', {name}={said[name]!r}' for name in ('fraction', 'proportion') if said[name] != 1]
+    return f'rope(base={self.base!r}{"".join(shares)})'
 
 
 def read(config: Mapping[str, Any]) -> dict[str, Rope | None]:
