@@ -11,6 +11,7 @@ by name, and so is one that is said twice in two ways, where transformers takes 
 
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -89,10 +90,11 @@ def read(config: Mapping[str, Any]) -> dict[str, Rope | None]:
   for key in config:
     if key.startswith(('rope_', 'rotary_')) and key not in known:
       raise SpecError(one_of('key', key, known))
-  given = {key: config[key] for key in _DICTS if config.get(key)}
+  given = {key: config[key] for key in _DICTS if config.get(key) is not None}
   for key, value in given.items():
     if not isinstance(value, Mapping):
       raise SpecError(f'{key} = {value!r}: a dict is allowed')
+  given = {key: value for key, value in given.items() if value}
   if len(given) == 2 and given['rope_parameters'] != given['rope_scaling']:
     raise SpecError('rope_parameters, rope_scaling: they differ; one of the two is allowed')
   where, settings = next(iter(given.items()), ('rope_parameters', {}))
@@ -200,7 +202,7 @@ def _said(where: str, key: str, settings: Mapping[str, Any], config: Mapping[str
 
 
 def _number(name: str, value: Any) -> float:
-  if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+  if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
     raise SpecError(f'{name} = {value!r}: a finite number is allowed')
   return float(value)
 

@@ -98,6 +98,7 @@ BAD = {
   'no factor implied': ({'rope_type': 'yarn'}, 'factor'),
   'factor is a string': ({'rope_type': 'linear', 'factor': '2'}, 'factor'),
   'factor is a bool': ({'rope_type': 'linear', 'factor': True}, 'factor'),
+  'factor is no float': ({'rope_type': 'linear', 'factor': 10**400}, 'factor'),
   'factor below 1': ({'rope_type': 'linear', 'factor': 0.5}, 'factor'),
   'factor is NaN': ({'rope_type': 'dynamic', 'factor': float('nan')}, 'factor'),
   'betas the other way': ({**YARN, 'beta_fast': 1, 'beta_slow': 32}, 'beta_fast'),
@@ -137,6 +138,7 @@ BESIDE = {
     'original_max_position_embeddings'),
   'two dicts': ({'rope_scaling': YARN, 'rope_parameters': {'rope_type': 'default'}}, 'rope_parameters, rope_scaling'),
   'no dict': ({'rope_scaling': 'yarn'}, 'rope_scaling'),
+  'false': ({'rope_scaling': False}, 'rope_scaling'),
   'dynamic with an original': (
     {'max_position_embeddings': 64, 'rope_scaling': {'type': 'dynamic', 'factor': 2.0,
      'original_max_position_embeddings': 32}}, 'original_max_position_embeddings'),

@@ -16,6 +16,7 @@ import data
 import posenc
 from configs.schema import Config
 from evaluation.points import read_metrics
+from evaluation.runs import Run, apart
 from evaluation.store import checkpoint_hash
 from models.lm import abstract
 from posenc import build_rule, positions
@@ -217,6 +218,18 @@ def test_a_window_and_log_n_join_it_at_the_longest_window_trained_on():
   assert (np.asarray(both.window_T) == 256).all()
   scale = np.asarray(both.logit_scale_T) / np.asarray(yarn.logit_scale_T)
   np.testing.assert_allclose(scale[[0, 255, 1023]], [1, 1, np.log(1024) / np.log(256)], rtol=1e-6)
+
+
+def test_seeds_that_go_on_from_seeds_are_one_scheme(tmp_path):
+  def seed(n, source_steps=600):
+    config = {'posenc': ['rope'], 'seed': n, 'steps': 30, 'init_from': f'runs/source,seed={n}'}
+    source = {'workdir': config['init_from'], 'step': 600, 'checkpoint': f'{n}', 'config': {'seed': n}}
+    source['config']['steps'] = source_steps
+    point = {'scheme': 'rope', 'seed': n, 'checkpoint_step': 30}
+    return Run(tmp_path / f'{n}', [point], {'config': config, 'source': source})
+
+  assert {run.scheme for run in apart([seed(0), seed(1)])} == {'rope'}
+  assert len({run.scheme for run in apart([seed(0), seed(1, source_steps=300)])}) == 2
 
 
 def test_the_curve_says_how_it_was_trained():
