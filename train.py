@@ -63,11 +63,6 @@ def main() -> int:
   hosts.on_first(mesh, lambda: lock.take(workdir))
   hosts.on_first(mesh, lambda: provenance.claim(workdir, config, data))
   provenance.check_data(workdir, data)  # by every process: it has the same folder and the same text
-  checkpoints = Checkpoints(workdir, keep=config.log.keep)
-  start = checkpoints.latest or 0
-  if start >= config.steps:
-    print(f'{workdir}: finished, step {start} of {config.steps}; nothing to do')
-    return 0
 
   # ---- model, optimizer, state
   make = functools.partial(config.build_model, data.tokenizer.vocab_size)
@@ -78,11 +73,15 @@ def main() -> int:
     params = nnx.to_pure_dict(nnx.state(make()))
     return {'params': params, 'opt': tx.init(params)}
 
-  home = spread(mesh, jax.eval_shape(init))
-  if start:
-    state = checkpoints.restore(start, as_abstract(jax.eval_shape(init), home))
-  else:
-    state = jax.jit(init, out_shardings=home)()
+  like = jax.eval_shape(init)
+  home = spread(mesh, like)
+  checkpoints = Checkpoints(workdir, keep=config.log.keep)
+  start, saved = checkpoints.newest(as_abstract(like, home), lambda line: print(f'warning: {line}'))
+  if start >= config.steps:
+    print(f'{workdir}: finished, step {start} of {config.steps}; nothing to do')
+    return 0
+  hosts.on_first(mesh, lambda: checkpoints.check_space(like))
+  state = jax.jit(init, out_shardings=home)() if saved is None else saved
 
   # ---- steps
   train_pos = jax.tree.map(np.asarray, train_pos)  # a constant of the program on every process

@@ -200,7 +200,7 @@ def test_a_failed_background_save_is_raised(tmp_path, found_by, monkeypatch):
     def result(self):
       raise OSError(28, 'No space left on device', 'd')
 
-  monkeypatch.setattr(checkpoints._orbax, 'save_checkpointables_async', lambda *_: Failed())
+  monkeypatch.setattr(checkpoints._orbax, 'save_checkpointables_async', lambda *_, **__: Failed())
   checkpoints.save(2, {'params': {'w': jnp.ones(3)}})
   use = {
     'save': lambda: checkpoints.save(3, {'params': {'w': jnp.ones(3)}}),
