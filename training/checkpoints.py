@@ -173,6 +173,10 @@ class Checkpoints:
       if sealed:  # its bytes are right, so something else is wrong
         raise
       raise Damaged(_words(error)) from None
+    if sums is not None:
+      for item, found in have.items():
+        if fingerprint.shapes(sums, item) != found:
+          raise Damaged(f'the arrays of {item} are others than were saved')
     for item, tree in abstract.items():
       # Orbax casts a differing dtype in silence and names no leaf when the structure differs.
       want, found = _shapes(tree), have[item]
@@ -232,7 +236,7 @@ def _mesh(abstract: Any) -> Any:
 def _shapes(tree: Any) -> dict[str, str]:
   """{path: 'dtype[shape]'}, empty nodes left out, as orbax stores them."""
   leaves = fingerprint.leaves(tree)
-  return {path: f'{leaf.dtype}{list(leaf.shape)}' for path, leaf in leaves.items() if hasattr(leaf, 'shape')}
+  return {path: fingerprint.shape(leaf) for path, leaf in leaves.items() if hasattr(leaf, 'shape')}
 
 
 def as_abstract(tree: Any, sharding: Any) -> Any:

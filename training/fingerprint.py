@@ -1,14 +1,15 @@
 """What tells whether a checkpoint is what was saved: two sums of each array's bits, and a checksum of each file.
 
-The sums are of what is computed with, whatever the files look like: of uint32 words x_i, sum_i w_i x_i mod 2**32, w_i
-odd and drawn by a hash of i, for two hashes. One changed word always changes them, since w_i (x'_i - x_i) is 0 for no
-odd w_i; two exchanged or any others go unseen once in 2**64. Addition has no order here: an array has the same sums on
-any number of devices, each of which adds up its own share. A sha256 needs the whole array in one place, and a sum
-without weights sees no exchange.
+The sums are of what is computed with, whatever the files look like: of uint32 words x_i, sum_i m(x_i ^ m(i + key)) mod
+2**32 for two keys, with m the finalizer of MurmurHash3, which maps words one to one: one changed word always changes
+them, any other damage goes unseen once in 2**64. Addition has no order: an array has the same sums on any number of
+devices, each of which adds up its own share. A sha256 needs the whole array in one place. Weights without a mixed x_i,
+sum_i w_i x_i, do not see two flipped signs: 2**31 (w_i + w_j) is 0.
 
 The checksums are of what the arrays do not show: bytes that only a later program would read. They name the file.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -19,9 +20,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 NAME = 'sums.json'  # in the folder of a step
 PIECE = 1 << 22
+KEYS = 0x9E3779B9, 0x7F4A7C15
 
 
 class Damaged(Exception):
@@ -41,13 +44,18 @@ def leaves(tree: Any) -> dict[str, Any]:
 # ---- of arrays
 
 
-@jax.jit
-def _sums(arrays: list[jax.Array]) -> jax.Array:
-  """uint32[arrays, 2]."""
-  return jnp.stack([_two(array) for array in arrays])
+@functools.cache
+def _program(mesh: Mesh | None) -> Any:
+  """`_two`, compiled once a shape: a state has three arrays of each. Every device of `mesh` has what comes out."""
+  return jax.jit(_two, out_shardings=None if mesh is None else NamedSharding(mesh, PartitionSpec()))
+
+
+def _mesh(leaf: Any) -> Mesh | None:
+  return leaf.sharding.mesh if isinstance(getattr(leaf, 'sharding', None), NamedSharding) else None
 
 
 def _two(array: jax.Array) -> jax.Array:
+  """uint32[2]."""
   if array.dtype == jnp.bool_:
     array = array.astype(jnp.uint8)
   size = min(array.dtype.itemsize, 4)  # 8 bytes become an axis of two words
@@ -55,24 +63,33 @@ def _two(array: jax.Array) -> jax.Array:
   index = jnp.zeros((), jnp.uint32)  # by axes, as the sharding cuts them: a reshape would move the array
   for axis, n in enumerate(words.shape):
     index = index * np.uint32(n % 2**32) + jax.lax.broadcasted_iota(jnp.uint32, words.shape, axis)
-  return jnp.stack([jnp.sum(words * _odd(index, key), dtype=jnp.uint32) for key in (0x9E3779B9, 0x7F4A7C15)])
+  return jnp.stack([jnp.sum(_mix(words ^ _mix(index + np.uint32(key))), dtype=jnp.uint32) for key in KEYS])
 
 
-def _odd(index: jax.Array, key: int) -> jax.Array:
-  """MurmurHash3's finalizer of the index, made odd."""
-  h = index + np.uint32(key)
+def _mix(h: jax.Array) -> jax.Array:
   for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
     h = (h ^ (h >> shift)) * np.uint32(factor)
-  return (h ^ (h >> 16)) | np.uint32(1)
+  return h ^ (h >> 16)
 
 
 def of_arrays(items: dict[str, Any]) -> dict[str, dict[str, str]]:
-  """{item: {leaf: 16 hex digits}}. The same for any sharding."""
+  """{item: {leaf: 'float32[64, 48] 15036927548faf76'}}. The same for any sharding."""
   named = {item: leaves(tree) for item, tree in items.items()}
-  flat = [leaf for tree in named.values() for leaf in tree.values()]
-  sums = np.asarray(_sums(flat)) if flat else np.zeros((0, 2), np.uint32)
-  words = (f'{a:08x}{b:08x}' for a, b in sums.tolist())
-  return {item: {path: next(words) for path in tree} for item, tree in named.items()}
+  asked = [_program(_mesh(leaf))(leaf) for tree in named.values() for leaf in tree.values()]
+  sums = (''.join(f'{word:08x}' for word in np.asarray(two).tolist()) for two in asked)
+  return {item: {path: f'{shape(leaf)} {next(sums)}' for path, leaf in tree.items()} for item, tree in named.items()}
+
+
+def shape(leaf: Any) -> str:
+  return f'{leaf.dtype}{list(leaf.shape)}'
+
+
+def shapes(said: Any, item: str) -> dict[str, str]:
+  """{leaf: 'float32[64, 48]'} of an item that `said` is of."""
+  try:
+    return {path: text.rpartition(' ')[0] for path, text in said[item].items()}
+  except (KeyError, TypeError, AttributeError):
+    raise Damaged(f'the sums of {item} are not what was written') from None
 
 
 def compare(items: dict[str, Any], said: dict[str, dict[str, str]]) -> None:
