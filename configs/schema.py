@@ -7,6 +7,7 @@ names the field, the value and what is allowed, and comes before anything is com
 import ast
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -144,15 +145,16 @@ class Config:
     return round(multiple * self.train_len)
 
   def build_scheme(self, text: str) -> PositionScheme:
-    """The scheme with this run's shapes, unseeded: for its checks, its numbers, not its parameters."""
-    return posenc.build(
+    """The scheme with this run's shapes, for its checks and its numbers: its parameters are shapes, however large."""
+    build = functools.partial(
+      posenc.build,
       text,
       heads=self.model.heads,
       head_dim=self.model.width,
       d_model=self.model.d_model,
       train_len=self.train_len,
-      rngs=nnx.Rngs(0),
     )
+    return nnx.eval_shape(lambda: build(rngs=nnx.Rngs(0)))
 
   def build_rule(self, slots: Sequence[PositionScheme]) -> Rule:
     """Where tokens stand in training, for `slots` as `build_scheme` makes them."""
