@@ -62,7 +62,7 @@ def parse(text: str) -> list[Call]:
     raise SpecError(f'{text!r}: expected a string such as name(key=value)')
   # It is the label of a curve. Python reads other alphabets' letters as these, and the label would not show it.
   if not text.isprintable() or not re.sub(r'"[^"]*"|\'[^\']*\'', '', text).isascii():
-    raise SpecError(f'{text!r}: names are of ASCII letters, and only strings hold others that can be printed')
+    raise SpecError(f'{text!r}: expected name or name(key=value, ...), printable, in ASCII letters but for strings')
   try:
     node = ast.parse(text.strip(), mode='eval').body
   except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -115,10 +115,10 @@ def check_keywords(what: str, call: Call, allowed: dict[str, Any]) -> None:
 
 
 def check_required(what: str, call: Call, entry: Callable) -> None:
-  """Raises unless arguments without a default, which have no type by it, have the type that they are declared with."""
+  """Raises unless arguments without a default, by which `check_keywords` would know, are strings where declared so."""
   params = inspect.signature(entry.__init__ if isinstance(entry, type) else entry).parameters.values()
   needed = [p for p in params if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
-  typed = {p.name: p.annotation() for p in needed if p.annotation in (int, float, str, bool)}
+  typed = {p.name: '' for p in needed if p.annotation is str}
   given = {key: value for key, value in call.kwargs.items() if key in typed}
   check_keywords(what, call._replace(kwargs=given), {key: typed[key] for key in given})
 

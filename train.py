@@ -22,7 +22,7 @@ from configs.schema import Config
 from data import TrainWindows
 from evaluation.surface import Surface
 from models.lm import abstract
-from models.memory import fitted
+from models.memory import check_state, fitted
 from models.ring import place
 from training import cli, hosts, lock, provenance
 from training.checkpoints import Checkpoints, as_abstract
@@ -39,7 +39,7 @@ flags.mark_flag_as_required('config')
 
 
 def main() -> int:
-  # ---- config and data: everything that can be wrong is wrong here, before anything is compiled or written
+  # ---- config and data: what can be wrong is wrong here, before anything is compiled or written
   config = Config.from_dict(CONFIG.value.to_dict())
   workdir = pathlib.Path(WORKDIR.value).absolute()
   data = config.load_data()
@@ -60,9 +60,6 @@ def main() -> int:
     else:
       held_out[multiple] = (TrainWindows(data.splits.validation, length, **cut_as, seed=0), pos)
   mesh = make_mesh(config.batch, config.mesh)
-  hosts.on_first(mesh, lambda: lock.take(workdir))
-  hosts.on_first(mesh, lambda: provenance.claim(workdir, config, data))
-  provenance.check_data(workdir, data)  # by every process: it has the same folder and the same text
 
   # ---- model, optimizer, state
   make = functools.partial(config.build_model, data.tokenizer.vocab_size)
@@ -75,6 +72,10 @@ def main() -> int:
 
   like = jax.eval_shape(init)
   home = spread(mesh, like)
+  check_state(like, home, config.memory_gb)
+  hosts.on_first(mesh, lambda: lock.take(workdir))
+  hosts.on_first(mesh, lambda: provenance.claim(workdir, config, data))
+  provenance.check_data(workdir, data)  # by every process: it has the same folder and the same text
   checkpoints = Checkpoints(workdir, keep=config.log.keep)
   start, saved = checkpoints.newest(as_abstract(like, home), lambda line: print(f'warning: {line}'))
   if start >= config.steps:

@@ -89,6 +89,11 @@ class Config:
     for field in ('train_len', 'max_multiple', 'steps', 'batch'):
       if getattr(self, field) < 1:
         raise ValueError(f'{field} = {getattr(self, field)}: a whole number of at least 1 is allowed')
+    if self.train_len * self.max_multiple > 2**24:
+      raise ValueError(
+        f'max_multiple = {self.max_multiple}: at most {2**24} tokens are allowed, not {self.train_len} times as many: '
+        'beyond, float32 skips positions'
+      )
     if not 0 <= self.seed < 2**32:
       raise ValueError(f'seed = {self.seed}: a whole number from 0 to 2**32 - 1 is allowed')
     if len(self.mesh) != 3 or min(self.mesh[1:]) < 1 or self.mesh[0] < 0:
@@ -229,6 +234,10 @@ def _field(name: str, value: Any, default: Any) -> Any:
     if not isinstance(value, (tuple, list)):
       value = (value,)
     return tuple(_field(name, item, default[0] if default else '') for item in value)  # empty: of strings
+  if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 2**32:
+    # The length of nothing, as a float perhaps another number; and of the largest Python would not give the digits.
+    shown = value if abs(value) < 2**64 else f'{"-" * (value < 0)}2**{value.bit_length() - 1} or more'
+    raise SpecError(f'{name} = {shown}: a whole number below 2**32 is allowed, larger ones as 1e12')
   if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
     return float(value)
   if isinstance(default, bool) != isinstance(value, bool) or not isinstance(value, type(default)):

@@ -49,6 +49,9 @@ class ModelConfig:
     for field in ('kv_heads', 'head_dim', 'd_mlp', 'tile'):
       if getattr(self, field) < 0:
         raise ValueError(f'{field} = {getattr(self, field)}: a positive whole number is allowed, or 0 for the default')
+    for field in ('layers', 'd_model', 'heads', 'head_dim', 'd_mlp'):
+      if getattr(self, field) > 2**20:
+        raise ValueError(f'{field} = {getattr(self, field)}: a whole number of at most {2**20} is allowed')
     if not self.head_dim and self.d_model % self.heads:
       raise ValueError(f'heads = {self.heads}: a divisor of d_model = {self.d_model} is allowed, or set head_dim')
     if self.heads % self.kv:

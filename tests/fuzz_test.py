@@ -5,31 +5,30 @@ traceback, and nothing in between. 200 inputs by default, always the same ones; 
 """
 
 import ast
-import contextlib
 import dataclasses
-import io
+import functools
 import json
 import math
 import os
 import resource
-import sys
 import time
 
 import pytest
-from absl import flags
 from flax import nnx
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
-from ml_collections import config_flags
 
 import posenc
-from configs import schema, smoke
+from cli_test import RECIPE, parse, refusal  # noqa: F401
+from configs import smoke
 from configs.schema import Config
 from data import corpora, tokenizers
 from evaluation import protocols
 from evaluation.controls import CONTROLS
+from models.lm import abstract
+from models.memory import OutOfMemory
 from spec import SpecError, keywords
-from training import cli
+from training.optimizer import schedule
 
 # The second number of each pair: inputs of the test, together 200 and 2100.
 COUNTS = {'config': (70, 800), 'command line': (20, 200), 'method': (50, 500), 'scheme': (30, 300), 'others': (30, 300)}
@@ -54,8 +53,13 @@ def profiles(kind):
   return pytest.mark.parametrize('n', [few, pytest.param(many, marks=pytest.mark.faults)])
 
 
-def tried(n, strategy, check):
-  """`check` on n inputs; how many were tried, and how many of them accepted, is printed."""
+@pytest.fixture
+def tried(record_property):
+  """tried(n, strategy, check): `check` on n inputs; how many they were, and how many accepted, is printed."""
+  return functools.partial(_tried, record_property)
+
+
+def _tried(record_property, n, strategy, check):
   outcomes = []
   few = n <= 100
   number = 0 if few else int(os.environ.get('FAULTS_SEED', time.time()))
@@ -66,7 +70,7 @@ def tried(n, strategy, check):
     outcomes.append(refused_or(check, value))
 
   (run if few else seed(number)(run))()
-  print(f'FAULTS_SEED={number}: {len(outcomes)} inputs, {outcomes.count(True)} accepted')
+  record_property('counted', f'{len(outcomes)} inputs tried, {outcomes.count(True)} accepted (FAULTS_SEED={number})')
   assert len(outcomes) >= n
   assert 0.02 < outcomes.count(True) / len(outcomes) < 0.98, 'no test of the one kind or of the other'
 
@@ -89,8 +93,8 @@ HUGE = [2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63, 10**30, 10**400, -1, -(2**63)
 ODD_FLOATS = [0.0, -0.0, 1e-320, 5e-324, 1e308, -1e308, math.inf, -math.inf, math.nan, 1.0000001, 0.3, 1 / 3, 1e18]
 ODD_TEXT = [
   '', ' ', '\x00', '\n', 'é', 'ROPE', '𝐫𝐨𝐩𝐞', '\ud800', '(', ')', '((', "('rope',)", '[]', '()', 'None', 'rope;alibi',
-  'rope(', 'rope()', '1' * 5000, '(' * 300, '-' * 2000 + '1', 'rope#', "rope(**{'base': 1})", 'lambda: 0', '__import__("os")',
-  'yarn(factor=1_000)', 'yarn(factor=0x8)', 'yarn(factor=8j)', 'a' * 10000, "rope('x')", '\u202eepor', '/dev/null', '.',
+  'rope(', 'rope()', '1' * 5000, '(' * 300, '-' * 2000 + '1', 'rope#', "rope(**{'base': 1})", 'lambda: 0', "rope('x')",
+  '__import__("os")', 'yarn(factor=1_000)', 'yarn(factor=0x8)', 'yarn(factor=8j)', 'a' * 10000, '\u202eepor', '.',
 ]  # fmt: skip
 
 whole = st.one_of(st.integers(-2, 70), st.sampled_from(HUGE), st.integers())
@@ -98,7 +102,10 @@ number = st.one_of(whole, st.sampled_from(ODD_FLOATS), st.floats(), st.floats(0,
 text = st.one_of(st.sampled_from(ODD_TEXT), st.text(max_size=20))
 scalar = st.one_of(number, st.booleans(), st.none(), text)
 value = st.one_of(
-  scalar, st.lists(scalar, max_size=4), st.lists(scalar, max_size=4).map(tuple), st.dictionaries(text, scalar, max_size=2)
+  scalar,
+  st.lists(scalar, max_size=4),
+  st.lists(scalar, max_size=4).map(tuple),
+  st.dictionaries(text, scalar, max_size=2),
 )
 PLAUSIBLE = st.sampled_from([1, 2, 3, 4, 8, 8.0, 16, 0.5, 0.25, 1.0, 2.0, 100.0, 10000.0, True, False, None, 1e-3, 1e6])
 argument = st.one_of(
@@ -131,32 +138,32 @@ def calls(table, common=()):
 
 
 SCHEME = calls(posenc.SCHEMES, ('window', 'ssmax'))
-METHOD = st.lists(
-  st.one_of(calls(posenc.METHODS), st.builds(lambda a, b: f'{a}@{b}', calls(posenc.METHODS), st.sampled_from([*posenc.SCHEMES, 'all', '']))),
-  min_size=1, max_size=3,
-).map('+'.join)  # fmt: skip
+SLOT = st.sampled_from([*posenc.SCHEMES, 'all', ''])
+TERM = st.one_of(calls(posenc.METHODS), st.builds(lambda term, slot: f'{term}@{slot}', calls(posenc.METHODS), SLOT))
+METHOD = st.lists(TERM, min_size=1, max_size=3).map('+'.join)
 RULE = calls(posenc.RULES)
 
 
 # ---- strings
 
 
-def same_calls(parse, written):
+def same_calls(read, written):
   """What is accepted says, in its parts, what its text says: written out again it is the same."""
-  made = parse(written)
+  made = read(written)
   again = '+'.join(
     f'{c.name}({", ".join(f"{k}={literal(v)}" for k, v in c.kwargs.items())})' + (f'@{c.at}' if c.at else '')
     for c in (made if isinstance(made, list) else [made])
   )
-  assert repr(parse(again)) == repr(made), f'{written!r} is read as {again!r}'
+  assert repr(read(again)) == repr(made), f'{written!r} is read as {again!r}'
   return made
 
 
 @profiles('scheme')
-def test_schemes(n):
+def test_schemes(n, tried):
   def check(written):
     same_calls(posenc.check_scheme, written)
-    scheme = posenc.build(written, heads=2, head_dim=8, d_model=16, train_len=12, rngs=nnx.Rngs(0))
+    shapes = {'heads': 2, 'head_dim': 8, 'd_model': 16, 'train_len': 12}
+    scheme = nnx.eval_shape(lambda: posenc.build(written, **shapes, rngs=nnx.Rngs(0)))  # as the config does
     pos = posenc.positions('none', scheme, 12, 12)
     assert pos.at_T.shape == (12,)
 
@@ -170,7 +177,7 @@ def slots():
 
 
 @profiles('method')
-def test_methods(n, slots):
+def test_methods(n, tried, slots):
   def check(written):
     same_calls(posenc.check_method, written)
     for length in (6, 12, 48):
@@ -181,7 +188,7 @@ def test_methods(n, slots):
 
 
 @profiles('others')
-def test_rules_corpora_tokenizers_protocols_and_controls(n, slots):
+def test_rules_corpora_tokenizers_protocols_and_controls(n, tried, slots):
   """Nothing is read or drawn: what can be checked before that is what is checked."""
 
   def check(kind_and_text):
@@ -242,12 +249,13 @@ def of_field(name):
   return st.one_of(own, own, own, value).map(lambda v: (name, v))
 
 
+TYPOS = st.sampled_from(['stepz', 'model.head', 'optimizer', 'model', 'data', 'log.', 'é', 'eval.multiple'])
 CHANGES = st.lists(
   st.one_of(
     st.sampled_from(sorted(FIELDS)).flatmap(of_field),
     st.sampled_from(sorted(FIELDS)).flatmap(of_field),
     st.sampled_from(sorted(FIELDS)).flatmap(of_field),
-    st.tuples(st.sampled_from(['stepz', 'model.head', 'optimizer', 'model', 'data', 'log.', 'é', 'eval.multiple']), value),
+    st.tuples(TYPOS, value),
   ),
   min_size=1, max_size=3,
 )  # fmt: skip
@@ -276,7 +284,7 @@ def means(given, got):
 
 
 @profiles('config')
-def test_configs(n):
+def test_configs(n, tried):
   def check(changes):
     values = changed(changes)
     config = Config.from_dict(values)
@@ -286,23 +294,37 @@ def test_configs(n):
         assert means(new, flat[name]), f'{name} = {new!r} is read as {flat[name]!r}'
     assert Config.from_dict(config.to_dict()) == config
     assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    try:
+      _, shapes = abstract(functools.partial(config.build_model, 257))
+    except OutOfMemory:
+      return
+    assert shapes['embedding']['embedding'].shape == (257, config.model.d_model)
+    assert 0 < float(schedule(config.optimizer, config.steps)(0)) < math.inf
 
   tried(n, CHANGES, check)
 
 
+FLAGS = st.sampled_from(['--workdri', '--confg', 'workdir', '-config', '--', '-', '--config.', '--noconfig', '--v'])
+FLAG = st.one_of(
+  st.builds(lambda changes: [f'--config.{k}={v if isinstance(v, str) else literal(v)}' for k, v in changes], CHANGES),
+  st.builds(lambda name, v: [f'{name}={v}'], FLAGS, text),
+)
+
+
 @profiles('command line')
 @pytest.mark.filterwarnings(r'ignore:the load_module\(\) method:DeprecationWarning')
-def test_command_lines(n, root, monkeypatch):
-  """train.py's, up to the config: exit code 2 and one line on stderr, or a config that is valid or refused as above."""
-  monkeypatch.chdir(root)
+def test_command_lines(n, tried, parse, capsys):  # noqa: F811
+  """train.py's: exit code 2 and one line on stderr, or a config, which is valid or refused as above."""
 
-  def check(changes):
-    options = [f'--config.{name}={v if isinstance(v, str) else literal(v)}' for name, v in changes]
-    config = cli.read_config(['--config=configs/smoke.py', *options])
-    Config.from_dict(config.to_dict())
+  def check(options):
+    try:
+      rest, table = parse(*RECIPE, *options)
+    except SystemExit as stopped:
+      assert stopped.code == 2
+      raise SpecError(refusal(capsys)) from None
+    assert rest == ['train.py'] and Config.from_dict(table.config.to_dict())
 
-  printable = CHANGES.map(lambda changes: [(k, v) for k, v in changes if '\x00' not in str(v)])
-  tried(n, printable, check)
+  tried(n, FLAG, check)
 
 
 def test_the_counts_are_those_that_are_promised():
