@@ -24,7 +24,7 @@ from evaluation.surface import Surface
 from models.lm import abstract
 from models.memory import check_state, fitted
 from models.ring import place
-from training import cli, hosts, lock, provenance
+from training import cli, guard, hosts, lock, provenance
 from training.checkpoints import Checkpoints, as_abstract
 from training.devices import make_mesh, split_tokens, spread, whole_shares
 from training.log import RunLog
@@ -115,13 +115,23 @@ def main() -> int:
   for remark in remarks:
     log.say(f'note: {remark}')
 
+  spikes = guard.Spikes()
+
+  def broken(name, value, step):
+    """The end of a run whose update `step` has left something that is no number."""
+    drawn = config.optimizer.accumulate * config.batch
+    where = guard.dump(workdir, step, windows.places(step - 1, drawn), *windows.batch(step - 1, drawn))
+    return cli.Stopped(f'{name} = {value} at step {step}; {where}; last checkpoint: {checkpoints.latest or "none"}')
+
   def report(step, metrics, targets_ABT):
     """The numbers of update `step`, counted from 1; called once the next update is on its way. Returns `told`."""
     metrics = {name: float(value) for name, value in metrics.items()}
     told = int(metrics.pop('told', 0))
     for name, value in metrics.items():
       if not math.isfinite(value):
-        raise cli.Stopped(f'{name} = {value} at step {step}; last checkpoint: {checkpoints.latest or "none"}')
+        raise broken(name, value, step)
+    if line := spikes.look(step, metrics['loss']):
+      log.say(f'note: {line}')
     if step % config.log.every and step != config.steps:
       return told
     rate = log.rate(step)
@@ -142,7 +152,7 @@ def main() -> int:
       batch = place(split_tokens(mesh), shape, lambda at, source=source: source.batch(0, rows, at % rows))
       nll = float(validate_step(state['params'], *batch, jax.tree.map(np.asarray, pos), rows))
       if multiple <= 1 and not math.isfinite(nll):  # beyond, it is a finding about the scheme
-        raise cli.Stopped(f'validation nll = {nll} at step {step}; last checkpoint: {checkpoints.latest or "none"}')
+        raise broken('validation nll', nll, step)
       ppl = math.exp(min(nll, 700.0))  # e**709 is the last float
       log.scalars(step, {f'validation/ppl_{multiple:g}x': ppl, f'validation/nll_{multiple:g}x': nll})
       log.say(f'step {step}: validation perplexity {ppl:.4f} at {multiple:g}x')

@@ -423,7 +423,13 @@ def test_a_loss_that_is_no_number_stops_the_run(train, tmp_path, capsys):
   err = capsys.readouterr().err
   assert err.count('\n') == 1
   assert err.startswith('error: ')
-  assert 'nan at step 2; last checkpoint: 1' in err
+  assert f'nan at step 2; its windows are in {tmp_path}/run/batch_2.npz; last checkpoint: 1' in err
+  batch = np.load(tmp_path / 'run' / 'batch_2.npz')
+  config = Config.from_dict(provenance.read(tmp_path / 'run'))
+  documents = {d.name: d.tokens[:] for d in config.load_data().splits.train}
+  assert batch['inputs'].shape == batch['targets'].shape == (8, 32)
+  for name, start, targets_T in zip(batch['document'], batch['start'], batch['targets']):
+    np.testing.assert_array_equal(targets_T, documents[name][start : start + 32])
   checkpoints = Checkpoints(tmp_path / 'run')
   assert checkpoints.steps == [1], 'a broken state was saved'
   checkpoints.close()
@@ -433,7 +439,8 @@ def test_a_last_update_that_breaks_the_model_is_no_success(train, tmp_path, caps
   """The loss of its step is finite, being the one before it; only the validation after it can tell."""
   broken = lambda *args: lambda *args: jnp.float32(jnp.nan)  # noqa: E731
   assert train(tmp_path / 'run', {'batch': 4, 'steps': 1}, make_validate=broken) == 1
-  assert 'error: validation nll = nan at step 1; last checkpoint: none' in capsys.readouterr().err
+  err = capsys.readouterr().err
+  assert f'error: validation nll = nan at step 1; its windows are in {tmp_path}/run/batch_1.npz; last che' in err
 
 
 # ---- one step
