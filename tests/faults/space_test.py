@@ -34,7 +34,7 @@ def test_a_full_disk_ends_the_run_and_leaves_the_last_good_step(finished, tmp_pa
   before = ['-c', FULL_LATER, 60_000, 'train.py']
   out, err = run('', *options, before=before, code=1, JAX_ENABLE_COMPILATION_CACHE='false')
   assert 'finished, step 20' not in out
-  said = one_line(err)
+  said = one_line(err.splitlines(keepends=True)[-1])  # orbax has told of it too
   assert said.startswith('checkpoint 8 cannot be written (') and 'File too large' in said
   assert said.endswith('; those before it are whole') and saved(workdir) == [4]
   run('train', *options)
@@ -57,7 +57,7 @@ def test_no_room_for_a_checkpoint_is_said_before_anything_is_computed(disk):
   _, err = run('train', f'--workdir={disk[0]}/run', *FIELDS, '--config.model.d_model=64', code=2)
   said = one_line(err)
   assert 'MiB are free, a checkpoint needs 1.' in said
-  _, err = run('train', f'--workdir={disk[0]}/other', *FIELDS, '--config.train_len=64', code=0)
+  _, err = run('train', f'--workdir={disk[0]}/other', *FIELDS, '--config.steps=4')
   assert saved(disk[0] / 'other')
 
 
@@ -70,7 +70,7 @@ def test_a_disk_without_a_byte_is_said_in_one_line(disk):
 
 def test_a_read_only_disk_is_said_in_one_line_and_changes_nothing(finished, disk):
   workdir = disk[0] / 'run'
-  shutil.copytree(finished[0], workdir, ignore=shutil.ignore_patterns('extrapolation', '4', '8', '12', 'tensorboard'))
+  shutil.copytree(finished[0], workdir, ignore=shutil.ignore_patterns('extrapolation', '[48]', '1[26]', 'tensorboard'))
   disk[1]()
   _, err = run('train', f'--workdir={workdir}', *FIELDS, code=2)
   assert 'Read-only file system' in one_line(err)
