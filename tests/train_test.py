@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -219,6 +220,40 @@ def test_another_config_is_refused_with_the_difference(train, finished, capsys):
   assert 'config.optimizer.learning_rate: 0.001 -> 0.5' in err
   assert "config.posenc: ['rope'] -> ['rope', 'nope']" in err
   assert 'batch' not in err
+
+
+def test_a_run_goes_on_with_another_log_interval(train, finished, tmp_path, capsys):
+  """What is said, validated and saved when changes no update: the end is the same, bit for bit."""
+  workdir = tmp_path / 'run'
+  assert train(workdir, {'batch': 4}, at={7: lambda: os.kill(os.getpid(), signal.SIGTERM)}) == 143
+  other = {'batch': 4, 'log.every': 3, 'log.validate_every': 20, 'log.checkpoint_every': 9, 'log.keep': 2}
+  assert train(workdir, {**other, 'optimizer.learning_rate': 0.5}) == 2
+  err = capsys.readouterr().err
+  assert '(config.optimizer.learning_rate: 0.001 -> 0.5)' in err
+  assert train(workdir, other) == 0
+  assert 'note: config.log.every: 1 -> 3, from here on' in capsys.readouterr().out
+  assert final(workdir) == final(finished)
+  steps, loss = zip(*events(workdir)['train/loss'])
+  assert steps == (*range(1, 9), 9, 12, 15, 18, 20)
+  assert set(zip(steps, loss)) < set(events(finished)['train/loss'])
+  assert checkpoints_of(workdir) == ['18', '20']
+
+
+def test_a_damaged_end_is_trained_again(train, finished, tmp_path, capsys):
+  """One byte of step 20; the run was finished."""
+  workdir = shutil.copytree(finished, tmp_path / 'run')
+  table = max((workdir / 'checkpoints' / '20' / 'params').rglob('d/*'), key=lambda path: path.stat().st_size)
+  content = bytearray(table.read_bytes())
+  content[len(content) // 2] ^= 1
+  table.write_bytes(content)
+  cut = []
+  assert train(workdir, {'batch': 4}, at={n: functools.partial(cut.append, n) for n in range(20)}) == 0
+  out = capsys.readouterr().out
+  assert 'warning: checkpoint 20 is damaged (params/ocdbt' in out and 'going on from step 18' in out
+  assert cut == [18, 19]
+  assert final(workdir) == final(finished) and checkpoints_of(workdir) == checkpoints_of(finished)
+  ours, theirs = events(workdir), events(finished)
+  assert ours['train/loss'] == theirs['train/loss']
 
 
 def test_a_config_that_fails_claims_no_workdir(train, tmp_path, capsys):

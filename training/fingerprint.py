@@ -75,9 +75,10 @@ def _mix(h: jax.Array) -> jax.Array:
 def of_arrays(items: dict[str, Any]) -> dict[str, dict[str, str]]:
   """{item: {leaf: 'float32[64, 48] 15036927548faf76'}}. The same for any sharding."""
   named = {item: leaves(tree) for item, tree in items.items()}
-  asked = [_program(_mesh(leaf))(leaf) for tree in named.values() for leaf in tree.values()]
-  sums = (''.join(f'{word:08x}' for word in np.asarray(two).tolist()) for two in asked)
-  return {item: {path: f'{shape(leaf)} {next(sums)}' for path, leaf in tree.items()} for item, tree in named.items()}
+  # One after the other: programs with a collective that run at once may wait for each other on CPUs, for ever.
+  sums = [np.asarray(_program(_mesh(leaf))(leaf)).tolist() for tree in named.values() for leaf in tree.values()]
+  words = (f'{a:08x}{b:08x}' for a, b in sums)
+  return {item: {path: f'{shape(leaf)} {next(words)}' for path, leaf in tree.items()} for item, tree in named.items()}
 
 
 def shape(leaf: Any) -> str:

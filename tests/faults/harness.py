@@ -98,8 +98,8 @@ def run(program, *arguments, code=0, before=(), **env):
   return (out, err) if code is not None else (process.returncode, out, err)
 
 
-def digest(workdir, step=20):
-  """Of parameters and optimizer state."""
+def restored(workdir, step=20):
+  """{name: array} of parameters and optimizer state."""
   config = Config.from_dict(provenance.read(workdir))
   make = functools.partial(config.build_model, 257)
   tx = make_optimizer(config.optimizer, config.steps, decay_mask(nnx.eval_shape(make)))
@@ -111,7 +111,11 @@ def digest(workdir, step=20):
   checkpoints = Checkpoints(workdir)
   state = checkpoints.restore(step, as_abstract(jax.eval_shape(init), whole(make_mesh(1))))
   checkpoints.close()
-  return hashlib.sha256(b''.join(np.asarray(a).tobytes() for a in jax.tree.leaves(state))).hexdigest()
+  return {jax.tree_util.keystr(path): np.asarray(a) for path, a in jax.tree_util.tree_leaves_with_path(state)}
+
+
+def digest(workdir, step=20):
+  return hashlib.sha256(b''.join(a.tobytes() for a in restored(workdir, step).values())).hexdigest()
 
 
 def curves(workdir):

@@ -1,6 +1,5 @@
 """Two at once: one of them is refused, or both end as one alone would have."""
 
-
 import pytest
 from harness import FIELDS, begin, copy_of, curves, digest, one_line, run
 
