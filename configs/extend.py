@@ -4,8 +4,8 @@ COMMAND   python -m scripts.extend --workdir=runs/extend    (all arms, budgets a
 ONE RUN   python train.py --config=configs/extend.py:source --workdir=runs/source
           python train.py --config=configs/extend.py:yarn --config.init_from=runs/source --workdir=runs/yarn
           python eval_extrapolation.py --workdir=runs/yarn
-ANY RUN   --config=configs/extend.py:yarn,runs/smollm2 takes model, data, train_len and the rest from a run that is there, a
-          released model too; --config.method='yarn(factor=2)' --config.tune_len=16384 --config.batch=1 change the arm
+ANY RUN   --config=configs/extend.py:yarn,runs/smollm2 takes model, data, train_len and the rest from a run's config.json,
+          a released model's too; --config.method='yarn(factor=2)' --config.tune_len=16384 --config.batch=1 change the arm
 
 ARMS, all of which see as many tokens a step as the source did, 4096:
   pi, ntk, yarn   factor 4 in force, windows of 512 tokens (4x)
@@ -53,9 +53,8 @@ def get_config(arm: str = 'source'):
   """`arm`: one of ARMS, or the source of all of them; after a comma the folder of the run that it goes on from."""
   arm, _, folder = arm.partition(',')
   if folder:
-    config = ml_collections.ConfigDict(
-      Config.from_dict(provenance.read(pathlib.Path(folder))).to_dict(), type_safe=False
-    )
+    theirs = Config.from_dict(provenance.read(pathlib.Path(folder)))
+    config = ml_collections.ConfigDict(theirs.to_dict(), type_safe=False)
     config.init_from, config.method, config.tune_len = folder, 'none', 0
   else:
     config = quickstart.get_config('rope')
@@ -69,10 +68,10 @@ def get_config(arm: str = 'source'):
   if arm not in ARMS:
     raise ValueError(f'{arm!r}: {"" if folder else "source, "}{", ".join(ARMS)} are allowed')
   config.methods = ('none',)  # as trained
-  fields = dict(ARMS[arm])
-  times = fields.pop('windows', 1)
-  for field, value in fields.items():
-    config[field] = value
+  times = LONG if 'windows' in ARMS[arm] else 1
+  for field in ('posenc', 'method'):
+    if field in ARMS[arm]:
+      config[field] = ARMS[arm][field]
   config.tune_len = times * config.train_len if times > 1 else 0
   config.batch = max(config.batch // times, 1)  # as many tokens a step
   config.steps = 30
