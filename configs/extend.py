@@ -4,8 +4,8 @@ COMMAND   python -m scripts.extend --workdir=runs/extend    (all arms, budgets a
 ONE RUN   python train.py --config=configs/extend.py:source --workdir=runs/source
           python train.py --config=configs/extend.py:yarn --config.init_from=runs/source --workdir=runs/yarn
           python eval_extrapolation.py --workdir=runs/yarn
-ANY RUN   --config=configs/extend.py:yarn,runs/smollm2 takes model, data, train_len and the rest from a run's config.json,
-          a released model's too; --config.method='yarn(factor=2)' --config.tune_len=16384 --config.batch=1 change the arm
+ANY RUN   --config=configs/extend.py:yarn,runs/smollm2 takes model, data, train_len and the rest from the config.json of
+          a run, a released model's too; --config.method, --config.tune_len and --config.batch change the arm
 
 ARMS, all of which see as many tokens a step as the source did, 4096:
   pi, ntk, yarn   factor 4 in force, windows of 512 tokens (4x)
