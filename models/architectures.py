@@ -53,8 +53,7 @@ SILENT = {
   'id2label', 'initializer_range', 'is_decoder', 'is_encoder_decoder', 'label2id', 'model_type',
   'output_attentions', 'output_hidden_states', 'pad_token_id', 'problem_type', 'resid_dropout', 'resid_pdrop',
   'return_dict', 'sep_token_id', 'task_specific_params', 'torch_dtype', 'transformers.js_config',
-  'transformers_version', 'unk_token_id',
-  'use_bfloat16', 'use_cache',
+  'transformers_version', 'unk_token_id', 'use_bfloat16', 'use_cache',
 }  # fmt: skip
 _REQUIRED: Any = object()
 
@@ -498,7 +497,9 @@ def read_config(config: Mapping[str, Any]) -> Form:
   keys = Keys(config)
   try:
     form = ARCHITECTURES[kind](keys)
-  except ValueError as error:
-    raise SpecError(str(error)) from None
+  except SpecError:
+    raise
+  except (TypeError, ValueError) as error:  # a value of another kind, or shapes that do not fit each other
+    raise SpecError(f'config.json: {error}') from None
   keys.close()
   return form

@@ -64,7 +64,8 @@ def _from_hub(name: str) -> pathlib.Path:
   import huggingface_hub
 
   try:
-    files = ['config.json', 'tokenizer.json', '*.safetensors', 'model.safetensors.index.json']
+    # Not all of them: some repositories hold the weights twice, as consolidated.safetensors too.
+    files = ['config.json', 'tokenizer.json', 'model*.safetensors', 'model.safetensors.index.json']
     return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=files))
   except Exception as error:  # a dozen types, some with messages of many lines
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -170,6 +171,10 @@ def _gguf(name: str, path: pathlib.Path) -> Source:
   fields = {key: field.contents() for key, field in reader.fields.items()}
   if fields.get('general.architecture') != 'llama':
     raise SpecError(f'{path}: architecture {fields.get("general.architecture")!r}: llama is allowed in a .gguf file')
+  needed = 'llama.embedding_length', 'llama.attention.head_count', 'tokenizer.ggml.tokens', 'tokenizer.ggml.token_type'
+  for key in (*needed, 'tokenizer.ggml.merges'):
+    if key not in fields:
+      raise SpecError(f'{path}: {key} is missing')
   theirs = {tensor.name: tensor for tensor in reader.tensors}
   config: dict[str, Any] = {'model_type': 'llama', 'tie_word_embeddings': 'output.weight' not in theirs}
   said = {key.removeprefix('llama.'): value for key, value in fields.items() if key.startswith('llama.')}
@@ -247,7 +252,7 @@ def read_params(source: Source, form: Form, shapes: Any) -> Any:
     module, _, kind = name.rpartition('.')
     at, layer = _template(module)
     entry = form.names.get(at, form.names.get(root + at))
-    if entry is None:
+    if entry is None or kind not in ('weight', 'bias'):
       raise SpecError(f'tensor {name}: not understood, so not ignored')
     if entry == 'head' and form.model.tied:
       continue  # a copy of the embedding

@@ -142,9 +142,10 @@ def _open_logits(scheme: PositionScheme, q: Side, k: Side, at_q: Where, at_k: Wh
   return x_BNts, jnp.swapaxes((a_BtNE * (last_B1NE - b_BtNE)).sum(-1), 1, 2), carry
 
 
-def _level_logits(scheme: PositionScheme, q: Side, k: Side, at_q: Where, at_k: Where, masks: Masks, carry: Any):
+def _level_logits(
+  level_N: jax.Array, scheme: PositionScheme, q: Side, k: Side, at_q: Where, at_k: Where, masks: Masks, carry: Any
+):
   """`_open_logits` where the scheme's bias has levelled off for every pair of the tile: it is all in y."""
-  _, level_N = scheme.level_in_force()
   return merge_heads(_dots(q.x, k.x)), level_N[:, None], carry
 
 
@@ -153,23 +154,25 @@ def _masked_logits(scheme: PositionScheme, q: Side, k: Side, at_q: Where, at_k: 
   return x_BNts, jnp.float32(0), carry
 
 
-def _programs(scheme: PositionScheme, masks: Masks) -> tuple[Any, ...]:
-  """Ways to the logits of a tile as (x, y, carry), x[B, N, t, s] + y[B, N, t], by what `_kind` says of it.
+def _programs(scheme: PositionScheme, masks: Masks) -> tuple[list[Any], Any]:
+  """Ways to the logits of a tile as (x, y, carry), x[B, N, t, s] + y[B, N, t], and which of them a pair of tiles takes.
 
   Masks cost 7 % of the forward pass, and most tiles need none; T5's bias costs 25 %, and all but the tiles next to the
   diagonal have one number of it.
   """
-  level = scheme.level_in_force() is not None and masks.threshold is None
-  return (_masked_logits, _open_logits, *([_level_logits] if level else []))
 
+  def opened(at_q: Where, at_k: Where) -> jax.Array:
+    return _open(at_q, at_k).astype(jnp.int32)
 
-def _kind(scheme: PositionScheme, at_q: Where, at_k: Where, programs: int) -> jax.Array:
-  """Which of `_programs` a tile takes, i32[]."""
-  kind = _open(at_q, at_k).astype(jnp.int32)
-  if programs < 3:
-    return kind
-  distance, _ = scheme.level_in_force()
-  return kind + (kind & (at_q.at_T[0] - at_k.at_T[-1] >= distance))
+  level = scheme.level_in_force()
+  if level is None or masks.threshold is not None:
+    return [_masked_logits, _open_logits], opened
+  distance, level_N = level
+
+  def levelled(at_q: Where, at_k: Where) -> jax.Array:
+    return opened(at_q, at_k) * (1 + (at_q.at_T[0] - at_k.at_T[-1] >= distance))
+
+  return [_masked_logits, _open_logits, functools.partial(_level_logits, level_N)], levelled
 
 
 def _open(at_q: Where, at_k: Where) -> jax.Array:
@@ -324,8 +327,8 @@ def attend_tiles(
 
       if limit == 1:
         return add_tile(_masked_logits, seen)
-      programs = [functools.partial(add_tile, logits) for logits in _programs(scheme, masks)]
-      return jax.lax.switch(_kind(scheme, at_i, at_s, len(programs)), programs, seen)
+      programs, which = _programs(scheme, masks)
+      return jax.lax.switch(which(at_i, at_s), [functools.partial(add_tile, logits) for logits in programs], seen)
 
     return loop(walk.count, limit, add, init)
 

@@ -272,6 +272,8 @@ REFUSED = [
   (stray('model.layers.0.self_attn.sinks'), 'tensor model.layers.0.self_attn.sinks: not understood'),
   (stray('model.layers.0.mlp.up_proj.bias'), 'tensor model.layers.0.mlp.up_proj.bias'),
   (stray('nothing'), 'tensor nothing: not understood'),
+  (stray('model.norm.weight_scale'), 'tensor model.norm.weight_scale: not understood'),
+  (change(num_hidden_layers='two'), 'config.json: '),
 ]
 
 
@@ -592,3 +594,16 @@ def test_smollm2_nll_is_that_of_transformers(smollm2, case, length):
   print(f'{case} at {length}: token {token:.1e}, quarters {np.abs(quarters - want).max():.1e}')
   np.testing.assert_allclose(got, SMOLLM2[f'{case}/{length}'], atol=1e-3)
   np.testing.assert_allclose(quarters, want, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.pretrained
+def test_smollm2_fails_at_twice_its_context_as_it_does_there(smollm2):
+  """Quarters of 16384 tokens. Token by token it is chaotic there: frequencies in float32 and float64 differ by 0.02."""
+  _, form, graphdef, params, ids = smollm2
+  length, tokens = 16384, ids[SPEECH]
+  nll = jax.jit(lambda params, *rest: nnx.merge(graphdef, params).nll(*rest))
+  got = nll(params, tokens[None, :length], tokens[None, 1 : length + 1], positions(form, length))
+  quarters = np.asarray(got)[0].astype(np.float64).reshape(4, -1).mean(-1)
+  print(f'none at {length}: {np.round(quarters, 3)}')
+  np.testing.assert_allclose(quarters, SMOLLM2['none/16384/quarters'], atol=1e-3)
