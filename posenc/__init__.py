@@ -223,9 +223,10 @@ def _terms(method: str, slots: Sequence[PositionScheme], train_len: int, rule: R
   calls = check_method(method)
   force = [call for call in check_method(rule.method) if call.name != 'none'] if rule is not None else []
   longest = train_len if rule is None else max(train_len, rule.train_len)
-  scales = [any(_scales(call, slot, train_len) for slot in slots) for call in calls]
-  if force and any(scales):
-    return [(call, train_len if own else longest) for call, own in zip(calls, scales, strict=True)]
+  if force:
+    scales = [any(_scales(call, slot, train_len) for slot in slots) for call in calls]
+    if any(scales):
+      return [(call, train_len if own else longest) for call, own in zip(calls, scales, strict=True)]
   return [*((call, train_len) for call in force), *((call, longest) for call in calls)]
 
 

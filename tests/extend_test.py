@@ -62,7 +62,7 @@ def test_all_arms_see_the_same_tokens(runs):
     assert cell.config.batch * cell.config.window == of[seed].config.batch * of[seed].config.window == 4096
     assert cell.config.steps == round(budget / 100 * of[seed].config.steps)
     assert cell.config.init_from == str(of[seed].workdir)
-    assert (cell.config.window, cell.config.train_len) == (ARMS[arm].get('tune_len', 128), 128)
+    assert (cell.config.window, cell.config.train_len) == (128 * ARMS[arm].get('windows', 1), 128)
   assert set(of[0].config.methods) == {'none', *(c.config.method for c in tuned.values())}
 
 

@@ -14,6 +14,7 @@ from flax import nnx
 
 import data
 import posenc
+from configs import extend
 from configs.schema import Config
 from evaluation.points import read_metrics
 from evaluation.runs import Run, apart
@@ -24,7 +25,7 @@ from train_test import finished, program, train  # noqa: F401
 from training import provenance
 from training.checkpoints import Checkpoints, as_abstract
 from training.devices import make_mesh, whole
-from training.source import _dealt
+from training.source import Source, _dealt
 
 YARN = {'method': 'yarn(factor=4)', 'tune_len': 128, 'batch': 4, 'steps': 4}
 
@@ -135,6 +136,16 @@ def test_a_stopped_one_goes_on_without_its_source(begin, train, finished, tmp_pa
   assert begin(asked, 'stopped')[0] == 0
   assert equal(params(workdir)[1], params(whole_run)[1])
   assert begin(asked, 'stopped')[0] == 0  # finished
+
+
+def test_the_recipe_takes_any_run(finished):  # noqa: F811
+  config = Config.from_dict(extend.get_config(f'yarn,{finished}').to_dict())
+  assert (config.train_len, config.tune_len, config.method, config.batch) == (32, 128, 'yarn(factor=4)', 1)
+  assert config.init_from == str(finished) and config.model.d_model == 32
+  Source(config, config.load_data())  # which would refuse what does not fit
+  assert Config.from_dict(extend.get_config(f'drope,{finished}').to_dict()).posenc == ('nope',)
+  with pytest.raises(ValueError, match='pi, ntk'):
+    extend.get_config(f'source,{finished}')
 
 
 # ---- what it refuses
