@@ -3,7 +3,7 @@
 COMMAND   python train.py --config=configs/base.py --workdir=runs/base
 THEN      python eval_extrapolation.py --workdir=runs/base
 CHANGE    --config.posenc=alibi, --config.posenc="('rope', 'rope', 'rope', 'nope')", --config.seed=1
-DEVICES   all, each with a share of the batch; --config.mesh='(2, 2, 2)' for (data, fsdp, context), see README.md
+DEVICES   all, each with a share of the batch; --config.mesh='(2, 2, 2)' for (data, fsdp, context), see docs/devices.md
 BPE       python -m data.train_bpe --corpus=sotu --vocab=4096 --train_len=512 --min_test_tokens=17408 --test_docs=20 \\
             --out=bpe.json, then --config.data.tokenizer="bpe(path='bpe.json')"
 

@@ -175,10 +175,17 @@ class Config:
           f'config.eval.multiples: {multiple} x train_len = {self.tokens(multiple)} tokens: '
           f'a multiple of {data.stride}, the stride of corpus {data.name!r}, is allowed'
         )
+    ids = data.tokenizer.ids(bos=self.data.bos != 'none')
+    if 0 < self.model.vocab < ids:
+      raise SpecError(
+        f'config.model.vocab = {self.model.vocab}: at least the {ids} ids of the tokenizer, or 0, is allowed'
+      )
     return data
 
   def build_model(self, vocab_size: int) -> LM:
-    return LM(self.model, self.posenc, vocab_size=vocab_size, train_len=self.train_len, rngs=nnx.Rngs(self.seed))
+    """vocab_size: ids of the tokenizer."""
+    rows = self.model.vocab or vocab_size
+    return LM(self.model, self.posenc, vocab_size=rows, train_len=self.train_len, rngs=nnx.Rngs(self.seed))
 
   def to_dict(self) -> dict[str, Any]:
     return dataclasses.asdict(self)

@@ -5,6 +5,7 @@ Every id knows how many bytes of text it stands for, so that bits per byte compa
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,10 @@ class Tokenizer:
     self._pieces = pieces
 
   by_byte = False  # whether a text's ids are those of its parts
+
+  def ids(self, bos: bool) -> int:
+    """One more than the largest id that can occur: a vocabulary may list special tokens that no model has a row for."""
+    return max(int(self.bytes_per_token_V.nonzero()[0].max()), self.bos if bos else 0) + 1
 
   @property
   def identity(self) -> str:
@@ -61,10 +66,12 @@ class Bytes(Tokenizer):
 
 
 class BPE(Tokenizer):
-  """A byte-level BPE from a file of the `tokenizers` library, GPT-2's kind (Radford et al. 2019, 2.2).
+  """A BPE from a file of the `tokenizers` library: byte-level, GPT-2's kind (Radford et al. 2019, 2.2), or one that
+  falls back to bytes, sentencepiece's kind (Kudo and Richardson 2018, 1808.06226; Llama 1 and 2, Mistral, Gemma).
 
   BOS is the vocabulary's own where it has one of `BOS_NAMES`, otherwise one more id after its last. Names of
-  special tokens are ordinary text where they occur in it. Vocabularies that lose bytes fail in `encode`.
+  special tokens are ordinary text where they occur in it. Vocabularies that lose bytes fail in `encode`. The space that
+  sentencepiece puts before a text stays, as what the model was trained on: one byte more in the document's first token.
   """
 
   def __init__(self, *, path: str):
@@ -89,11 +96,20 @@ class BPE(Tokenizer):
     itself = [*range(ord('!'), ord('~') + 1), *range(ord('¡'), ord('¬') + 1), *range(ord('®'), ord('ÿ') + 1)]
     others = [b for b in range(256) if b not in itself]
     byte_of = {chr(b): b for b in itself} | {chr(256 + i): b for i, b in enumerate(others)}
+    self._falls_back = bool(getattr(self._bpe.model, 'byte_fallback', False))
+
+    def text_of(piece: str) -> bytes:
+      if not self._falls_back:
+        return bytes(byte_of[c] for c in piece if c in byte_of)
+      if re.fullmatch('<0x[0-9A-F]{2}>', piece):
+        return bytes([int(piece[3:5], 16)])
+      return piece.replace('▁', ' ').encode()
+
     special = {token.content: i for i, token in added.items() if token.special}
     pieces = [b''] * (max(ids.values()) + 1)
     for piece, i in ids.items():
       if i not in added:
-        pieces[i] = bytes(byte_of[c] for c in piece if c in byte_of)
+        pieces[i] = text_of(piece)
       elif piece not in special:
         pieces[i] = piece.encode()
     bos = next((special[name] for name in BOS_NAMES if name in special), len(pieces))
@@ -106,10 +122,11 @@ class BPE(Tokenizer):
   def encode(self, text: bytes) -> np.ndarray:
     ids = self._bpe.encode(utf8(text), add_special_tokens=False).ids
     # A normalizer, a prefix space or an unknown token would change the text and every number per byte.
-    if self.decode(ids) != text:
+    given = self.decode(ids)
+    if given != text and not (self._falls_back and given == b' ' + text):
       raise spec.SpecError(
         f'tokenizer bpe: path = {self.path!r} does not give the text back: only byte-level BPE without '
-        'normalizer and prefix space is allowed'
+        'normalizer and prefix space is allowed, or BPE with byte_fallback'
       )
     return np.array(ids, np.int32)
 

@@ -52,6 +52,11 @@ class Key:
   def of(cls, config: Any, data: Any, checkpoint: str, positions: str, length: int) -> 'Key':
     """Of a run's windows: its config and data, the parameters' hash, that of the positions."""
     model = {name: getattr(config.model, name) for name in ('heads', 'kv', 'width', 'tied')}
+    # Younger than stores are: named where they say something, so that what was scored before is found.
+    plain = type(config.model)()
+    for name in ('norm', 'norm_eps', 'activation', 'parallel', 'embedding_scale'):
+      if getattr(config.model, name) != getattr(plain, name):
+        model[name] = getattr(config.model, name)
     return cls(
       checkpoint=checkpoint,
       model=json.dumps({**model, 'train_len': config.train_len}),

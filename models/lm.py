@@ -1,7 +1,11 @@
-"""A small decoder-only language model: pre-norm RMSNorm, SwiGLU, grouped-query attention, any position scheme."""
+"""A decoder-only language model with any position scheme: by default pre-norm RMSNorm, SwiGLU, grouped-query attention.
+
+What released models do otherwise is a field of `ModelConfig` each; models/pretrained.py fills them in.
+"""
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,16 +21,32 @@ from models.ring import BATCH, CONTEXT, lies
 from posenc import Positions, PositionScheme
 
 DTYPES = {'float32': jnp.float32, 'bfloat16': jnp.bfloat16}
+NORMS = ('rms', 'layer')
+BIASED = ('qkv', 'out', 'mlp', 'norm')
+# What stands between an MLP's matrices, and whether it is a gate: f(gate x) * (up x), Shazeer 2020 (2002.05202).
+ACTIVATIONS = {
+  'swiglu': (jax.nn.silu, True),
+  'geglu': (functools.partial(jax.nn.gelu, approximate=True), True),
+  'gelu': (functools.partial(jax.nn.gelu, approximate=False), False),
+  'gelu_tanh': (functools.partial(jax.nn.gelu, approximate=True), False),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelConfig:
   """Shapes of the LM, and how it is computed.
 
-  `kv_heads` 0 means `heads`, `head_dim` 0 means d_model / heads, `d_mlp` 0 means 8/3 d_model. `tied`: the embedding is
-  also the head. `dtype` is that of activations; parameters, positions, softmax and loss stay float32. `remat` computes
-  each layer again in the backward pass. `tile`: queries and keys per attention tile, 0 for what suits the length;
-  `loss_chunk`: positions per chunk of logits. Both are a matter of speed and memory, not of values.
+  `kv_heads` 0 means `heads`, `head_dim` 0 means d_model / heads, `d_mlp` 0 means 8/3 d_model, or 4 d_model without a
+  gate. `tied`: the embedding is also the head. `dtype` is that of activations; parameters, positions, softmax and loss
+  stay float32. `remat` computes each layer again in the backward pass. `tile`: queries and keys per attention tile, 0
+  for what suits the length; `loss_chunk`: positions per chunk of logits. Both are a matter of speed and memory, not of
+  values.
+
+  The rest is how released models differ. vocab: rows of the embedding, where there are more than the tokenizer has
+  ids; 0: as many. biases: which of BIASED have one. qk_norm: RMSNorm over the width of each head of q and k, before
+  they are rotated (Qwen3, Gemma 3). post_norm: a norm after attention and MLP too, before they are added (Gemma).
+  parallel: the MLP reads what attention reads, x + attention(x) + mlp(x) (GPT-J, NeoX). embedding_scale, embedding_norm
+  (Gemma's sqrt(D), BLOOM): of what enters the first layer, not of the head.
   """
 
   layers: int = 4
@@ -36,6 +56,16 @@ class ModelConfig:
   head_dim: int = 0
   d_mlp: int = 0
   tied: bool = True
+  vocab: int = 0
+  norm: str = 'rms'
+  norm_eps: float = 1e-6
+  activation: str = 'swiglu'
+  biases: tuple[str, ...] = ()
+  qk_norm: bool = False
+  post_norm: bool = False
+  parallel: bool = False
+  embedding_scale: float = 1.0
+  embedding_norm: bool = False
   dropout: float = 0.0
   dtype: str = 'float32'
   remat: bool = False
@@ -46,10 +76,10 @@ class ModelConfig:
     for field in ('layers', 'd_model', 'heads', 'loss_chunk'):
       if getattr(self, field) < 1:
         raise ValueError(f'{field} = {getattr(self, field)}: a whole number of at least 1 is allowed')
-    for field in ('kv_heads', 'head_dim', 'd_mlp', 'tile'):
+    for field in ('kv_heads', 'head_dim', 'd_mlp', 'vocab', 'tile'):
       if getattr(self, field) < 0:
         raise ValueError(f'{field} = {getattr(self, field)}: a positive whole number is allowed, or 0 for the default')
-    for field in ('layers', 'd_model', 'heads', 'head_dim', 'd_mlp'):
+    for field in ('layers', 'd_model', 'heads', 'head_dim', 'd_mlp', 'vocab'):
       if getattr(self, field) > 2**20:
         raise ValueError(f'{field} = {getattr(self, field)}: a whole number of at most {2**20} is allowed')
     if not self.head_dim and self.d_model % self.heads:
@@ -58,8 +88,16 @@ class ModelConfig:
       raise ValueError(f'kv_heads = {self.kv_heads}: a divisor of heads = {self.heads} is allowed')
     if not 0 <= self.dropout < 1:
       raise ValueError(f'dropout = {self.dropout}: a number in [0, 1) is allowed')
-    if self.dtype not in DTYPES:
-      raise ValueError(f'dtype = {self.dtype!r}: allowed: {", ".join(DTYPES)}')
+    for field, allowed in (('dtype', DTYPES), ('norm', NORMS), ('activation', ACTIVATIONS)):
+      if getattr(self, field) not in allowed:
+        raise ValueError(f'{field} = {getattr(self, field)!r}: allowed: {", ".join(allowed)}')
+    if unknown := set(self.biases) - set(BIASED):
+      raise ValueError(f'biases = {self.biases}: {", ".join(sorted(unknown))} is none of {", ".join(BIASED)}')
+    if self.norm == 'rms' and 'norm' in self.biases:
+      raise ValueError(f"biases = {self.biases}: 'norm' is allowed with norm = 'layer' only")
+    for field in ('norm_eps', 'embedding_scale'):
+      if not 0 < getattr(self, field) < math.inf:
+        raise ValueError(f'{field} = {getattr(self, field)}: a finite number above 0 is allowed')
 
   @property
   def kv(self) -> int:
@@ -71,8 +109,12 @@ class ModelConfig:
 
   @property
   def mlp(self) -> int:
-    """8/3 D keeps SwiGLU's three matrices at the size of the classic two; rounded up to a multiple of 32."""
-    return self.d_mlp or -(-8 * self.d_model // 3 // 32) * 32
+    """8/3 D keeps a gate's three matrices at the size of the classic two; rounded up to a multiple of 32."""
+    return self.d_mlp or (-(-8 * self.d_model // 3 // 32) * 32 if self.gated else 4 * self.d_model)
+
+  @property
+  def gated(self) -> bool:
+    return ACTIVATIONS[self.activation][1]
 
 
 @jax.custom_vjp
@@ -103,12 +145,13 @@ def _dot_general(x: jax.Array, w: jax.Array, *_: Any, **__: Any) -> jax.Array:
   return _product(x, w)
 
 
-def _linear(d_in: int, d_out: int, cfg: ModelConfig, rngs: nnx.Rngs, shrink: float = 1.0) -> nnx.Linear:
+def _linear(d_in: int, d_out: int, cfg: ModelConfig, rngs: nnx.Rngs, part: str = '', shrink: float = 1.0) -> nnx.Linear:
+  """part: of BIASED, which says whether there is a bias; the head has none."""
   init = nnx.initializers.variance_scaling(shrink, 'fan_in', 'truncated_normal')
   return nnx.Linear(
     d_in,
     d_out,
-    use_bias=False,
+    use_bias=part in cfg.biases,
     dtype=DTYPES[cfg.dtype],
     kernel_init=init,
     dot_general=_dot_general,
@@ -116,14 +159,28 @@ def _linear(d_in: int, d_out: int, cfg: ModelConfig, rngs: nnx.Rngs, shrink: flo
   )
 
 
+def _norm(cfg: ModelConfig, rngs: nnx.Rngs) -> nnx.RMSNorm | nnx.LayerNorm:
+  shared: dict[str, Any] = {'epsilon': cfg.norm_eps, 'dtype': DTYPES[cfg.dtype], 'rngs': rngs}
+  if cfg.norm == 'rms':
+    return nnx.RMSNorm(cfg.d_model, **shared)
+  # The fast variance, E[x^2] - E[x]^2, cancels where the mean is large, as it is in GPT-2's last layers.
+  return nnx.LayerNorm(cfg.d_model, use_bias='norm' in cfg.biases, use_fast_variance=False, **shared)
+
+
+def _maybe(module: nnx.Module | None, x: jax.Array) -> jax.Array:
+  return x if module is None else module(x)
+
+
 class Attention(nnx.Module):
   def __init__(self, cfg: ModelConfig, *, rngs: nnx.Rngs):
     self.cfg = cfg
-    self.query = _linear(cfg.d_model, cfg.heads * cfg.width, cfg, rngs)
-    self.key = _linear(cfg.d_model, cfg.kv * cfg.width, cfg, rngs)
-    self.value = _linear(cfg.d_model, cfg.kv * cfg.width, cfg, rngs)
+    self.query = _linear(cfg.d_model, cfg.heads * cfg.width, cfg, rngs, 'qkv')
+    self.key = _linear(cfg.d_model, cfg.kv * cfg.width, cfg, rngs, 'qkv')
+    self.value = _linear(cfg.d_model, cfg.kv * cfg.width, cfg, rngs, 'qkv')
     # Both writers into the residual stream start small, so that its variance does not grow with depth (GPT-2).
-    self.out = _linear(cfg.heads * cfg.width, cfg.d_model, cfg, rngs, shrink=0.5 / cfg.layers)
+    self.out = _linear(cfg.heads * cfg.width, cfg.d_model, cfg, rngs, 'out', shrink=0.5 / cfg.layers)
+    head_norm = functools.partial(nnx.RMSNorm, cfg.width, epsilon=cfg.norm_eps, dtype=DTYPES[cfg.dtype], rngs=rngs)
+    self.norm_query, self.norm_key = (head_norm(), head_norm()) if cfg.qk_norm else (None, None)
 
   def __call__(
     self, x_BTD: jax.Array, scheme: PositionScheme, pos: Positions, tile: int, mesh: Mesh | None = None
@@ -139,17 +196,22 @@ class Attention(nnx.Module):
   def query_key(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
     b, t, _ = x_BTD.shape
     q_BTNH = self.query(x_BTD).reshape(b, t, self.cfg.heads, self.cfg.width)
-    return q_BTNH, self.key(x_BTD).reshape(b, t, self.cfg.kv, self.cfg.width)
+    k_BTKH = self.key(x_BTD).reshape(b, t, self.cfg.kv, self.cfg.width)
+    return _maybe(self.norm_query, q_BTNH), _maybe(self.norm_key, k_BTKH)
 
 
 class MLP(nnx.Module):
   def __init__(self, cfg: ModelConfig, *, rngs: nnx.Rngs):
-    self.gate = _linear(cfg.d_model, cfg.mlp, cfg, rngs)
-    self.up = _linear(cfg.d_model, cfg.mlp, cfg, rngs)
-    self.down = _linear(cfg.mlp, cfg.d_model, cfg, rngs, shrink=0.5 / cfg.layers)
+    self.activation = cfg.activation
+    self.gate = _linear(cfg.d_model, cfg.mlp, cfg, rngs, 'mlp') if cfg.gated else None
+    self.up = _linear(cfg.d_model, cfg.mlp, cfg, rngs, 'mlp')
+    self.down = _linear(cfg.mlp, cfg.d_model, cfg, rngs, 'mlp', shrink=0.5 / cfg.layers)
 
   def __call__(self, x_BTD: jax.Array) -> jax.Array:
-    return self.down(jax.nn.silu(self.gate(x_BTD)) * self.up(x_BTD))
+    f, _ = ACTIVATIONS[self.activation]
+    if self.gate is None:
+      return self.down(f(self.up(x_BTD)))
+    return self.down(f(self.gate(x_BTD)) * self.up(x_BTD))
 
 
 def _dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
@@ -161,10 +223,10 @@ def _dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 class Block(nnx.Module):
   def __init__(self, cfg: ModelConfig, rngs: nnx.Rngs):
     self.cfg = cfg
-    norm = functools.partial(nnx.RMSNorm, cfg.d_model, epsilon=1e-6, dtype=DTYPES[cfg.dtype], rngs=rngs)
-    self.norm_attention, self.norm_mlp = norm(), norm()
+    self.norm_attention, self.norm_mlp = _norm(cfg, rngs), _norm(cfg, rngs)
     self.attention = Attention(cfg, rngs=rngs)
     self.mlp = MLP(cfg, rngs=rngs)
+    self.post_attention, self.post_mlp = (_norm(cfg, rngs), _norm(cfg, rngs)) if cfg.post_norm else (None, None)
 
   def __call__(
     self,
@@ -176,9 +238,11 @@ class Block(nnx.Module):
     mesh: Mesh | None = None,
   ) -> jax.Array:
     keys = (None, None) if key is None else jax.random.split(key)
-    mixed_BTD = self.attention(self.norm_attention(x_BTD), scheme, pos, tile, mesh)
-    x_BTD = x_BTD + _dropout(mixed_BTD, self.cfg.dropout, keys[0])
-    return x_BTD + _dropout(self.mlp(self.norm_mlp(x_BTD)), self.cfg.dropout, keys[1])
+    mixed_BTD = _maybe(self.post_attention, self.attention(self.norm_attention(x_BTD), scheme, pos, tile, mesh))
+    sum_BTD = x_BTD + _dropout(mixed_BTD, self.cfg.dropout, keys[0])
+    read_BTD = x_BTD if self.cfg.parallel else sum_BTD
+    mixed_BTD = _maybe(self.post_mlp, self.mlp(self.norm_mlp(read_BTD)))
+    return sum_BTD + _dropout(mixed_BTD, self.cfg.dropout, keys[1])
 
   def statistics(
     self, x_BTD: jax.Array, scheme: PositionScheme, pos: Positions, tile: int, last: int, beyond: int
@@ -236,7 +300,8 @@ class LM(nnx.Module):
     self.schemes = nnx.List(build(text) for text in pattern)
     check_pattern(cfg, self.schemes)
     self.slots = nnx.List(stacked(functools.partial(Block, cfg)) for _ in pattern)
-    self.norm = nnx.RMSNorm(cfg.d_model, epsilon=1e-6, dtype=DTYPES[cfg.dtype], rngs=rngs)
+    self.norm_embedding = _norm(cfg, rngs) if cfg.embedding_norm else None
+    self.norm = _norm(cfg, rngs)
     self.head = None if cfg.tied else _linear(cfg.d_model, vocab_size, cfg, rngs)
 
   def hidden(
@@ -272,6 +337,7 @@ class LM(nnx.Module):
     # Ids that are none make NaN. `nnx.Embed` would read those below 0 from the table's end.
     table_VD = self.embedding.embedding[...].astype(jnp.float32)
     x_BTD = table_VD.at[tokens_BT].get(mode='fill', fill_value=jnp.nan, wrap_negative_indices=False)
+    x_BTD = _maybe(self.norm_embedding, x_BTD * self.cfg.embedding_scale)
     x_BTD = self._lies(self.schemes[0].embed(x_BTD, first).astype(DTYPES[self.cfg.dtype]))
     graphdefs, stacks = zip(*(nnx.split(slot) for slot in self.slots))
     scheme_stacks = [nnx.state(scheme) if scheme.per_layer else None for scheme in self.schemes]

@@ -142,6 +142,39 @@ def _open_logits(scheme: PositionScheme, q: Side, k: Side, at_q: Where, at_k: Wh
   return x_BNts, jnp.swapaxes((a_BtNE * (last_B1NE - b_BtNE)).sum(-1), 1, 2), carry
 
 
+def _level_logits(
+  level_N: jax.Array, scheme: PositionScheme, q: Side, k: Side, at_q: Where, at_k: Where, masks: Masks, carry: Any
+):
+  """`_open_logits` where the scheme's bias has levelled off for every pair of the tile: it is all in y."""
+  return merge_heads(_dots(q.x, k.x)), level_N[:, None], carry
+
+
+def _masked_logits(scheme: PositionScheme, q: Side, k: Side, at_q: Where, at_k: Where, masks: Masks, carry: Any):
+  x_BNts, carry = _logits(scheme, q, k, at_q, at_k, masks, carry)
+  return x_BNts, jnp.float32(0), carry
+
+
+def _programs(scheme: PositionScheme, masks: Masks) -> tuple[list[Any], Any]:
+  """Ways to the logits of a tile as (x, y, carry), x[B, N, t, s] + y[B, N, t], and which of them a pair of tiles takes.
+
+  Masks cost 7 % of the forward pass, and most tiles need none; T5's bias costs 25 %, and all but the tiles next to the
+  diagonal have one number of it.
+  """
+
+  def opened(at_q: Where, at_k: Where) -> jax.Array:
+    return _open(at_q, at_k).astype(jnp.int32)
+
+  level = scheme.level_in_force()
+  if level is None or masks.threshold is not None:
+    return [_masked_logits, _open_logits], opened
+  distance, level_N = level
+
+  def levelled(at_q: Where, at_k: Where) -> jax.Array:
+    return opened(at_q, at_k) * (1 + (at_q.at_T[0] - at_k.at_T[-1] >= distance))
+
+  return [_masked_logits, _open_logits, functools.partial(_level_logits, level_N)], levelled
+
+
 def _open(at_q: Where, at_k: Where) -> jax.Array:
   """Whether every query of a tile sees every key of it, bool[]: all but the diagonal and a window's edge."""
   farthest = at_q.token_T[-1] - at_k.token_T[0]
@@ -284,12 +317,8 @@ def attend_tiles(
       s = walk.tile(step) * tile
       k_s, at_s = cut_side(k, s, tile), cut_where(at_k, s, tile)
 
-      def add_tile(seen, open):
-        # Logits are x + y, y a number per query.
-        if open:
-          x, y, carry = _open_logits(scheme, q_i, k_s, at_i, at_s, masks, seen.carry)
-        else:
-          (x, carry), y = _logits(scheme, q_i, k_s, at_i, at_s, masks, seen.carry), 0.0
+      def add_tile(logits, seen):
+        x, y, carry = logits(scheme, q_i, k_s, at_i, at_s, masks, seen.carry)
         m = jnp.maximum(seen.m_BNT, x.max(-1) + y)
         p = jnp.exp(x - (m - y)[..., None])
         shrink = jnp.exp(seen.m_BNT - m)
@@ -297,11 +326,9 @@ def attend_tiles(
         return Running(o, m, seen.l_BNT * shrink + p.sum(-1), carry)
 
       if limit == 1:
-        return add_tile(seen, False)
-      # Two programs for a tile: masks cost 7 % of the forward pass, and most tiles need none.
-      return jax.lax.cond(
-        _open(at_i, at_s), functools.partial(add_tile, open=True), functools.partial(add_tile, open=False), seen
-      )
+        return add_tile(_masked_logits, seen)
+      programs, which = _programs(scheme, masks)
+      return jax.lax.switch(which(at_i, at_s), [functools.partial(add_tile, logits) for logits in programs], seen)
 
     return loop(walk.count, limit, add, init)
 

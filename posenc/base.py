@@ -188,10 +188,21 @@ class PositionScheme(nnx.Module):
     return None
 
   def columns_in_force(self, at_T: jax.Array, state: Any) -> tuple[Any, Any] | None:
-    """`columns`, which speak for the bias that was there when they were written: None where a subclass overrides it."""
-    declares = owner(self, 'columns')
-    newer = (cls for cls in (owner(self, 'score'), owner(self, 'bias')) if cls is not declares)
-    return None if any(issubclass(cls, declares) for cls in newer) else self.columns(at_T, state)
+    return self.columns(at_T, state) if self._speaks('columns') else None
+
+  def level(self) -> tuple[float, jax.Array] | None:
+    """(distance, f32[N]) where `score` adds these numbers, one a head, to all pairs that far apart or further, and is
+    None otherwise. Read through `level_in_force`."""
+    return None
+
+  def level_in_force(self) -> tuple[float, jax.Array] | None:
+    return self.level() if self._speaks('level') else None
+
+  def _speaks(self, hook: str) -> bool:
+    """Whether `hook` speaks for the bias in force: no longer where a subclass of who wrote it overrides that."""
+    wrote = owner(self, hook)
+    newer = (cls for cls in (owner(self, of) for of in ('score', 'bias', 'of')) if cls is not wrote)
+    return not any(issubclass(cls, wrote) for cls in newer)
 
   def values(self, p_BNts: jax.Array, at_t: jax.Array, at_s: jax.Array) -> jax.Array | None:
     """What is added to p @ v, [B, N, t, H], linear in p; None for nothing."""

@@ -58,6 +58,9 @@ class T5(DistanceBias):
       f'{self.num_buckets - 1} are never trained at {self.dims.train_len} tokens; longer contexts meet random biases'
     ]
 
+  def level(self):
+    return self.max_distance, self.table[...][-1]
+
   def of(self, distance):
     far = jnp.minimum(distance, self.max_distance).astype(jnp.int32)
     bucket = jnp.asarray(buckets(self.num_buckets, self.max_distance))[far]

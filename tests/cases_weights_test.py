@@ -1,4 +1,4 @@
-"""Cases W of docs/CASES.md. Weights of other projects are not imported: what is refused, and what our model does."""
+"""Cases W of docs/CASES.md: weights of other projects, and what our model does with its own."""
 
 import json
 
@@ -13,8 +13,12 @@ from checkpoints_test import abstract_of
 from configs import smoke
 from configs.schema import Config
 from forms import build, jit, refused
+from models import pretrained
+from models.architectures import read_config
 from models.attention import attend
 from models.lm import LM, ModelConfig, abstract
+from pretrained_test import config_of, tensors_of, write
+from pretrained_test import read as read_source
 from spec import SpecError
 from training import provenance
 from training.checkpoints import Checkpoints
@@ -56,6 +60,8 @@ def test_W03():
   values['model']['head_dim'] = None
   with refused(SpecError, 'config.model.head_dim = None: a value of type int is allowed'):
     Config.from_dict(values)
+  theirs = config_of('llama') | {'hidden_size': 64, 'num_attention_heads': 4}
+  assert [read_config(theirs | {'head_dim': width}).model.width for width in (32, None)] == [32, 16]
 
 
 def model(tied):
@@ -85,27 +91,38 @@ def test_W04(tmp_path):
     read = checkpoints.restore(1, abstract_of(params_of(tied)))['params']
     np.testing.assert_array_equal(read['embedding']['embedding'], table_VD)  # drawn alike
     checkpoints.close()
+  # A file of another project: tied with a head is tied, what is said to be untied and has none is an error.
+  config, tensors = config_of('llama'), tensors_of('llama')
+  source = pretrained.open_source(str(write(tmp_path / 'both', config | {'tie_word_embeddings': True}, tensors)))
+  assert 'head' not in read_source(source)[2]
+  del tensors['lm_head.weight']
+  with refused(SpecError, 'no tensor for head.kernel', '1 are missing'):
+    read_source(pretrained.open_source(str(write(tmp_path / 'none', config, tensors))))
 
 
 def test_W05():
-  """Norms have an epsilon of 1e-6, and no config may ask for another and be ignored."""
-  make = lambda: LM(ModelConfig(layers=1, d_model=16, heads=2), ('nope',), vocab_size=17, train_len=8, rngs=nnx.Rngs(0))  # noqa: E501,E731
-  lm = nnx.eval_shape(make)
-  norms = [module for _, module in nnx.iter_modules(lm) if isinstance(module, nnx.RMSNorm)]
-  assert len(norms) == 3
-  for norm in norms:
-    with_eps = nnx.RMSNorm(16, epsilon=norm.epsilon, rngs=nnx.Rngs(0))
-    np.testing.assert_allclose(with_eps(jnp.full(16, 1e-3)), 0.70710678, rtol=1e-5)
-  np.testing.assert_allclose(nnx.RMSNorm(16, epsilon=1e-5, rngs=nnx.Rngs(0))(jnp.full(16, 1e-3)), 0.30151134, rtol=1e-5)
-  for name in ('rms_norm_eps', 'norm_eps', 'layer_norm_epsilon'):
-    values = smoke.get_config().to_dict()
-    values['model'][name] = 1e-5
-    with refused(SpecError, f'config.model: field = {name!r}: ', 'allowed: '):
-      Config.from_dict(values)
+  """A norm has the epsilon that is asked for, 1e-6 where none is, by our name for it or theirs."""
+
+  def norms(**fields):
+    cfg = ModelConfig(layers=1, d_model=16, heads=2, qk_norm=True, post_norm=True, **fields)
+    lm = nnx.eval_shape(lambda: LM(cfg, ('nope',), vocab_size=17, train_len=8, rngs=nnx.Rngs(0)))
+    return [module for _, module in nnx.iter_modules(lm) if isinstance(module, nnx.RMSNorm)]
+
+  for fields, value in (({}, 0.70710678), ({'norm_eps': 1e-5}, 0.30151134)):
+    assert len(norms(**fields)) == 7
+    for norm in norms(**fields):
+      with_eps = nnx.RMSNorm(16, epsilon=norm.epsilon, rngs=nnx.Rngs(0))
+      np.testing.assert_allclose(with_eps(jnp.full(16, 1e-3)), value, rtol=1e-5)
+  assert read_config(config_of('llama') | {'rms_norm_eps': 1e-5}).model.norm_eps == 1e-5
+  values = smoke.get_config().to_dict()
+  assert Config.from_dict(values | {'model': values['model'] | {'norm_eps': 1e-5}}).model.norm_eps == 1e-5
+  values['model']['rms_norm_eps'] = 1e-5
+  with refused(SpecError, "config.model: field = 'rms_norm_eps': ", 'norm_eps'):
+    Config.from_dict(values)
 
 
 def test_W07(tmp_path):
-  """A folder of safetensors is no run, and is said to be none; what bfloat16 would be read as is exact."""
+  """A folder of safetensors is no run, and is said to be none; imported, bfloat16 is exact, a missing shard named."""
   index = {'weight_map': {'a': 'model-00001-of-00002.safetensors', 'b': 'model-00002-of-00002.safetensors'}}
   (tmp_path / 'model.safetensors.index.json').write_text(json.dumps(index))
   (tmp_path / 'model-00001-of-00002.safetensors').write_bytes(b'\0' * 16)  # the other shard is missing
@@ -120,3 +137,15 @@ def test_W07(tmp_path):
   wide = np.asarray(jnp.asarray(bits.view(jnp.bfloat16)).astype(jnp.float32))
   finite = np.isfinite(wide) & ((bits & 0x7F80) != 0)  # XLA may flush subnormals
   np.testing.assert_array_equal(wide.view(np.uint32)[finite], bits[finite].astype(np.uint32) << 16)
+  tensors = tensors_of('llama') | {'every.weight': bits.view(jnp.bfloat16)}
+  assert tensors['model.norm.weight'].dtype == jnp.bfloat16
+  for shards in (1, 2):
+    folder = write(tmp_path / str(shards), config_of('llama'), tensors, shards)
+    read = pretrained.open_source(str(folder)).tensors['every.weight']()
+    assert read.dtype == np.float32
+    np.testing.assert_array_equal(
+      read.view(np.uint32)[~np.isnan(read)], (bits.astype(np.uint32) << 16)[~np.isnan(read)]
+    )
+  (folder / 'model-00002-of-00002.safetensors').unlink()
+  with refused(SpecError, 'model-00002-of-00002.safetensors: is missing'):
+    pretrained.open_source(str(folder))

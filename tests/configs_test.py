@@ -23,7 +23,17 @@ from posenc import rotations
 from spec import SpecError
 from training import provenance
 
-NAMES = ('base', 'grid', 'landscape', 'length_generalisation', 'markov_copy', 'quickstart', 'recall', 'smoke')
+NAMES = (
+  'base',
+  'grid',
+  'landscape',
+  'length_generalisation',
+  'markov_copy',
+  'quickstart',
+  'recall',
+  'smoke',
+  'smollm2',
+)
 SCHEMES = [name if name != 'rope2d' else 'rope2d(width=16)' for name in posenc.SCHEMES]
 RECIPES = [
   (name, scheme)

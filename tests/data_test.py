@@ -552,6 +552,44 @@ def test_bpe_that_changes_the_text_is_an_error(bpe, tmp_path, change):
   assert 'does not give the text back' in error(ValueError, tokenizers.BPE(path=str(path)).encode, b'The Hat')
 
 
+def sentencepiece(path, **change):
+  """As Llama 2's tokenizer.json: a space before the text, spaces as a letter, bytes where there is no piece."""
+  pieces = ['<unk>', '<s>', '</s>', *(f'<0x{b:02X}>' for b in range(256)), '▁', 't', 'h', 'e', '▁t', 'he', '▁the']
+  model = {
+    'type': 'BPE', 'dropout': None, 'unk_token': '<unk>', 'continuing_subword_prefix': None, 'end_of_word_suffix': None,
+    'fuse_unk': True, 'byte_fallback': True, 'vocab': {piece: i for i, piece in enumerate(pieces)},
+    'merges': ['▁ t', 'h e', '▁t he'],
+  }  # fmt: skip
+  flags = {'single_word': False, 'lstrip': False, 'rstrip': False, 'normalized': False, 'special': True}
+  added = [{'id': i, 'content': piece, **flags} for i, piece in enumerate(pieces[:3])]
+  replaced = {'type': 'Replace', 'pattern': {'String': ' '}, 'content': '▁'}
+  whole = {
+    'version': '1.0', 'truncation': None, 'padding': None, 'added_tokens': added, 'post_processor': None,
+    'normalizer': {'type': 'Sequence', 'normalizers': [{'type': 'Prepend', 'prepend': '▁'}, replaced]},
+    'pre_tokenizer': None, 'decoder': None, 'model': model, **change,
+  }  # fmt: skip
+  path.write_text(json.dumps(whole))
+  return tokenizers.BPE(path=str(path))
+
+
+def test_bpe_that_falls_back_to_bytes_gives_every_byte_back(tmp_path):
+  text = 'the  the\n\tcafé 🙂 <s> <0x0A>'.encode()
+  bpe = sentencepiece(tmp_path / 'llama.json')
+  ids = bpe.encode(text)
+  assert bpe.decode(ids) == b' ' + text and bpe.bytes_per_token_V[ids].sum() == len(text) + 1
+  assert [bpe.decode([i]) for i in ids[:3]] == [b' the', b' ', b' the'] and (bpe.bos, bpe.decode([1])) == (1, b'')
+  only = {'type': 'Replace', 'pattern': {'String': ' '}, 'content': '▁'}
+  gemma = sentencepiece(tmp_path / 'gemma.json', normalizer=only)
+  assert gemma.decode(gemma.encode(text)) == text
+  lower = sentencepiece(tmp_path / 'lower.json', normalizer={'type': 'Lowercase'})
+  assert 'does not give the text back' in error(ValueError, lower.encode, b'The Hat')
+
+
+def test_ids_that_can_occur_are_counted_without_special_ones(bpe, tmp_path):
+  assert (bpe.ids(bos=False), bpe.ids(bos=True), bpe.bos) == (270, 270, 0)
+  assert (tokenizers.Bytes().ids(bos=False), tokenizers.Bytes().ids(bos=True)) == (256, 257)
+
+
 def test_bpe_names_the_document_that_is_not_utf8(bpe, tmp_path):
   corpus = corpora.load(write(tmp_path, good=b'a', odd=ODD))
   message = error(ValueError, cache.tokenize, corpus, bpe)

@@ -206,6 +206,13 @@ def test_abstract_builds_nothing_and_matches():
   ('dropout', 1.0, r'dropout = 1.0: a number in \[0, 1\)'),
   ('dtype', 'float8', "dtype = 'float8': allowed: float32, bfloat16"),
   ('tile', -1, 'tile = -1: a positive whole number is allowed, or 0'),
+  ('vocab', -1, 'vocab = -1: a positive whole number is allowed, or 0'),
+  ('norm', 'batch', "norm = 'batch': allowed: rms, layer"),
+  ('activation', 'relu', "activation = 'relu': allowed: swiglu, geglu, gelu, gelu_tanh"),
+  ('biases', ('qkv', 'head'), 'head is none of qkv, out, mlp, norm'),
+  ('biases', ('norm',), "'norm' is allowed with norm = 'layer' only"),
+  ('norm_eps', 0.0, 'norm_eps = 0.0: a finite number above 0'),
+  ('embedding_scale', -1.0, 'embedding_scale = -1.0: a finite number above 0'),
 ])  # fmt: skip
 def test_config_names_what_is_wrong(field, value, message):
   with pytest.raises(ValueError, match=message) as error:
@@ -226,3 +233,43 @@ def test_gradients_of_a_product_are_those_of_matmul(dtype):
     np.testing.assert_allclose(
       a.astype(jnp.float32), b.astype(jnp.float32), rtol=1e-6 if dtype == jnp.float32 else 0.02
     )
+
+
+# What released models do otherwise; that each is what they do, pretrained_test.py compares with transformers.
+OTHERWISE = [
+  {'norm': 'layer'},
+  {'norm': 'layer', 'biases': ('norm',)},
+  {'norm_eps': 0.5},
+  {'activation': 'geglu'},
+  {'activation': 'gelu'},
+  {'activation': 'gelu_tanh'},
+  {'biases': ('qkv',)},
+  {'biases': ('out', 'mlp')},
+  {'qk_norm': True},
+  {'post_norm': True},
+  {'parallel': True},
+  {'embedding_scale': 3.0},
+  {'embedding_norm': True},
+]
+
+
+@pytest.mark.parametrize('fields', OTHERWISE, ids=str)
+def test_every_field_changes_the_model_and_learns(fields):
+  """Its NLL, once biases are not 0; every parameter gets a gradient, and statistics see what attention sees."""
+  plain, pos = build()
+  lm, _ = build(**fields)
+  rng = np.random.default_rng(0)
+  state = jax.tree_util.tree_map_with_path(
+    lambda path, x: x + 0.3 * rng.normal(size=x.shape).astype(np.float32) if 'bias' in str(path[-2]) else x,
+    nnx.state(lm),
+  )
+  nnx.update(lm, state)
+  assert float(jnp.abs(lm.nll(TOKENS, TARGETS, pos) - plain.nll(TOKENS, TARGETS, pos)).max()) > 1e-4
+  graphdef, params = nnx.split(lm)
+  grads = nnx.to_pure_dict(jax.grad(lambda p: nnx.merge(graphdef, p).nll(TOKENS, TARGETS, pos).sum())(params))
+  for path, grad in jax.tree_util.tree_leaves_with_path(grads):
+    size = float(jnp.abs(grad).max())
+    # A constant added to every key turns no softmax but through the rotation, and RoPE's slow pairs hardly turn it.
+    assert np.isfinite(size) and size > 1e-6, jax.tree_util.keystr(path)
+  seen = lm.statistics(TOKENS, pos, last=4, beyond=8)
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(seen))

@@ -52,6 +52,10 @@ class Mutant(NamedTuple):
     return text
 
 
+def _logits(*cases: str) -> tuple[str, ...]:
+  return tuple(f'pretrained::test_logits_are_those_of_transformers[{case}]' for case in cases)
+
+
 MUTANTS = [
   # Frequencies.
   Mutant('rope_lowest_is_one_over_base', 'tutorials: the lowest is 1/base, 2p/(d - 2) for 2p/d', 'posenc/base.py',
@@ -564,6 +568,12 @@ MUTANTS = [
   Mutant('shaw_clipped_one_early', 'the nearest pair of the tile is clip - 1 apart', 'posenc/shaw.py',
          'at_t[0] - at_s[-1] >= self.clip', 'at_t[0] - at_s[-1] >= self.clip - 1',
          ('attention::test_what_is_settled_far_away_is_not_looked_up',)),
+  Mutant('t5_level_one_early', 'the nearest pair of the tile is max_distance - 1 apart', 'models/tiles.py',
+         'at_q.at_T[0] - at_k.at_T[-1] >= distance', 'at_q.at_T[0] - at_k.at_T[-1] >= distance - 1',
+         ('attention::test_what_is_settled_far_away_is_not_looked_up',)),
+  Mutant('t5_level_of_tokens', 'positions may be half as far apart', 'models/tiles.py',
+         'at_q.at_T[0] - at_k.at_T[-1] >= distance', 'at_q.token_T[0] - at_k.token_T[-1] >= distance',
+         ('attention::test_what_is_settled_far_away_is_not_looked_up',)),
   Mutant('cope_full_one_early', 'the last row but one may still be met', 'posenc/cope.py',
          'carry >= self.npos_max - 1', 'carry >= self.npos_max - 2',
          ('attention::test_what_is_settled_far_away_is_not_looked_up',)),
@@ -592,6 +602,38 @@ MUTANTS = [
          ('summary::test_schemes_with_as_many_seeds_are_drawn_together_and_others_share_the_error',)),
   Mutant('comparison_in_the_other_direction', 'reference less method', 'evaluation/summary.py',
          'return x_SD - y_SD', 'return y_SD - x_SD', ('summary::test_a_comparison_fixed_in_advance_is_tested_alone',)),
+  # Released models.
+  Mutant('gguf_rows_left_permuted', "llama.cpp's order of q and k kept: every pair rotates with another's angle",
+         'models/pretrained.py', 'return _unpermuted(x, rows_of) if rows_of else x', 'return x',
+         ('pretrained::test_gguf_is_the_same_model',)),
+  Mutant('gguf_digits_in_runs', "Hugging Face's reader of GGUF: byte level without the digits", 'models/pretrained.py',
+         '[pre.Digits(individual_digits=True), level]', '[level]',
+         ('pretrained::test_gguf_tokenizer_cuts_digits_one_by_one',)),
+  Mutant('fused_heads_in_turn', "NeoX's q, k and v as if they stood one after the other", 'models/architectures.py',
+         "attention + '.query_key_value': Fused(QKV, _by_group)",
+         "attention + '.query_key_value': Fused(QKV, _in_turn)",
+         _logits('gpt_neox', 'bloom', 'falcon-40b', 'falcon-1b')),
+  Mutant('gemma_norm_without_one', 'weights for 1 + weights', 'models/architectures.py',
+         '(1 + x) * scale if', 'x * scale if', _logits('gemma3')),
+  Mutant('gemma_query_scale_is_the_width', '1/sqrt(H) for query_pre_attn_scalar', 'models/architectures.py',
+         "scale = stretch if path.endswith('norm_query.scale') else np.float32(1)", 'scale = np.float32(1)',
+         _logits('gemma3')),
+  Mutant('qk_norm_without_keys', 'the norm of queries alone', 'models/lm.py',
+         '_maybe(self.norm_key, k_BTKH)', 'k_BTKH', _logits('qwen3', 'gemma3')),
+  Mutant('nope_layers_shifted', 'the first of every four for the last', 'models/architectures.py',
+         'int((i + 1) % every != 0)', 'int(i % every != 0)',
+         ('pretrained::test_patterns_are_the_shortest_that_the_layers_repeat',)),
+  Mutant('parallel_residual_ignored', 'the MLP reads what attention has added', 'models/lm.py',
+         'x_BTD if self.cfg.parallel else sum_BTD', 'sum_BTD', _logits('gpt_neox', 'falcon-7b', 'falcon-40b')),
+  Mutant('gelu_exact_for_tanh', 'two functions of one name, 5e-4 apart', 'models/lm.py',
+         "'gelu_tanh': (functools.partial(jax.nn.gelu, approximate=True), False)",
+         "'gelu_tanh': (functools.partial(jax.nn.gelu, approximate=False), False)", _logits('gpt2', 'bloom')),
+  Mutant('norm_eps_fixed', '1e-6 whatever the config says', 'models/lm.py',
+         "{'epsilon': cfg.norm_eps, 'dtype'", "{'epsilon': 1e-6, 'dtype'", _logits('llama')),
+  Mutant('embedding_scale_forgotten', 'Gemma without sqrt(D)', 'models/lm.py',
+         '.astype(jnp.float32) * self.cfg.embedding_scale', '.astype(jnp.float32)', _logits('gemma3')),
+  Mutant('window_one_too_short', 'the query itself not counted', 'models/architectures.py',
+         'window={window})', 'window={window - 1})', _logits('mistral', 'phi3', 'qwen2-windowed')),
 ]  # fmt: skip
 
 

@@ -80,6 +80,16 @@ def test_decay_is_decoupled_and_spares_norms_and_positions(scheme):
   jax.tree.map(np.testing.assert_array_equal, after['schemes'], params['schemes'])
 
 
+def test_biases_and_both_kinds_of_norm_do_not_decay():
+  cfg = ModelConfig(
+    layers=2, d_model=16, heads=2, norm='layer', biases=('qkv', 'out', 'mlp', 'norm'), qk_norm=True, post_norm=True
+  )
+  mask = decay_mask(nnx.eval_shape(lambda: LM(cfg, ('rope',), vocab_size=11, train_len=8, rngs=nnx.Rngs(0))))
+  leaves = {jax.tree_util.keystr(path): decays for path, decays in jax.tree_util.tree_leaves_with_path(mask)}
+  assert sum('bias' in path for path in leaves) == 12  # seven matrices and four norms of a block, and the last norm
+  assert all(decays == ('kernel' in path or 'embedding' in path) for path, decays in leaves.items())
+
+
 @pytest.mark.parametrize(
   'pattern',
   [

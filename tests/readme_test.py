@@ -83,18 +83,28 @@ def test_every_golden_file_is_in_the_catalogue(catalogue):
     assert f'| `{name}` | {sum(parts.values())} |' in catalogue, name
 
 
-def test_every_corpus_and_its_arguments_are_in_the_table(readme):
+def test_every_corpus_and_its_arguments_are_in_the_table(readme, root):
+  table = (root / 'docs' / 'data.md').read_text()
   for name, source in corpora.CORPORA.items():
-    (row,) = re.findall(rf'^\| `({name}\b[^`]*)`', readme, re.M)
+    (row,) = re.findall(rf'^\| `({name}\b[^`]*)`', table, re.M)
     for key, default in spec.keywords(source).items():
       assert f'{key}={default!r}' in row.replace('"', "'") or (default is inspect.Parameter.empty and key in row), key
 
 
 def test_every_file_it_names_exists(readme, root):
-  named = re.findall(r'(?:configs|posenc|models|docs|scripts|data)/[\w/]+\.(?:py|md|png|sh)', readme)
-  assert len(set(named)) > 8
-  for name in set(named) - {'posenc/windowed.py'}:
-    assert (root / name).exists(), name
+  texts = {root: readme, **{path: path.read_text() for path in (root / 'docs').glob('*.md')}}
+  folders = 'configs|posenc|models|docs|scripts|data|evaluation|training|benchmarks|tests'
+  for path, text in texts.items():
+    named = set(re.findall(rf'(?<![\w/.-])(?:{folders})/[\w/]+\.(?:py|md|png|sh)', text)) - {'posenc/windowed.py'}
+    assert len(named) > 8 or path != root
+    assert not [name for name in named if not (root / name).exists()], path
+    links = set(re.findall(r'\]\(([\w/.-]+)\)', text))
+    assert not [link for link in links if not ((path if path == root else path.parent) / link).exists()], path
+
+
+def test_every_document_is_reached_from_the_readme(readme, root):
+  for path in (root / 'docs').glob('*.md'):
+    assert f'docs/{path.name}' in readme, path.name
 
 
 def test_every_method_string_of_the_recipes_parses(readme):

@@ -1,20 +1,26 @@
 """The store: what is put is read back, once, by anyone, whatever was killed or damaged in between."""
 
 import dataclasses
+import functools
 import inspect
+import json
 import os
 import random
 import signal
 import subprocess
 import sys
 import time
+import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs.schema import Config
 from evaluation import store
 from evaluation.store import Key, Place, Store, checkpoint_hash, remembered
+from models.lm import ModelConfig, abstract
 
 KEY = Key('c' * 64, 'heads 2', 'rope', 'p' * 16, 't' * 64, 'window', 'float32', 32)
 
@@ -91,6 +97,30 @@ def test_every_field_of_the_key_is_in_the_address(field, tmp_path):
 def test_the_address_stays_what_it_was():
   """Golden: with another one every store there is would be computed again."""
   assert KEY.address == 'b373e6e37edda2a23d91c2e8fee57338'
+
+
+OTHER = {
+  'layers': 4, 'd_model': 64, 'heads': 4, 'kv_heads': 1, 'head_dim': 8, 'd_mlp': 48, 'vocab': 9, 'tied': False,
+  'norm': 'layer', 'norm_eps': 1e-5, 'activation': 'geglu', 'biases': ('qkv',), 'qk_norm': True, 'post_norm': True,
+  'parallel': True, 'embedding_scale': 2.0, 'embedding_norm': True, 'dtype': 'bfloat16',
+}  # fmt: skip
+NO_MATTER = {'dropout', 'remat', 'tile', 'loss_chunk'}  # of training, or of speed and memory
+
+
+def test_every_field_of_a_model_is_in_its_parameters_or_in_the_key():
+  """Two models of the same numbers that compute otherwise, such as an exact and an approximate GELU, share no row."""
+  assert OTHER.keys() | NO_MATTER == {field.name for field in dataclasses.fields(ModelConfig)}
+
+  def told(**fields):
+    config = dataclasses.replace(Config(), model=ModelConfig(**{'layers': 2, 'd_model': 32, 'heads': 2, **fields}))
+    tree = jax.tree_util.tree_leaves_with_path(abstract(functools.partial(config.build_model, 7))[1])
+    data = types.SimpleNamespace(tokens_sha256='t')
+    return [(path, leaf.shape) for path, leaf in tree], Key.of(config, data, 'c', 'p', 32)
+
+  plain = told()
+  for field, value in OTHER.items():
+    assert told(**{field: value}) != plain, field
+  assert json.loads(plain[1].model) == {'heads': 2, 'kv': 2, 'width': 16, 'tied': True, 'train_len': 512}
 
 
 def test_the_same_windows_are_one_file(shelf):

@@ -55,12 +55,15 @@ def schedule(cfg: OptimizerConfig, steps: int) -> Callable[[Any], Any]:
 
 
 def decay_mask(model: nnx.Module) -> dict:
-  """Pure dict of bools, True where weights decay: everything but the parameters of norms and of position schemes.
+  """Pure dict of bools, True where weights decay: all but biases and the parameters of norms and of position schemes.
 
   By the type of the module that owns a parameter, so it is built before `nnx.to_pure_dict` drops the types; names would
   have to be kept in step with every new scheme.
   """
-  exempt = {path for path, module in nnx.iter_modules(model) if isinstance(module, (nnx.RMSNorm, PositionScheme))}
+  kinds = nnx.RMSNorm, nnx.LayerNorm, PositionScheme
+  modules = list(nnx.iter_modules(model))
+  exempt = {path for path, module in modules if isinstance(module, kinds)}
+  exempt |= {(*path, 'bias') for path, module in modules if isinstance(module, nnx.Linear)}
 
   def decays(path, _):
     keys = tuple(key.key for key in path)

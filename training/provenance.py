@@ -16,11 +16,12 @@ PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'data
 ALLOWED = 'config.mesh', 'config.memory_gb', 'config.log.'  # what a run may go on with changed
 
 
-def claim(workdir: pathlib.Path, config: Any, data: Any) -> None:
+def claim(workdir: pathlib.Path, config: Any, data: Any, source: dict[str, Any] | None = None) -> None:
   """Writes `workdir/config.json`, or, where there is one, refuses another config and prints the difference.
 
   The data are part of it: a config names a corpus, whose files may have changed since. The mesh, the memory and what is
   logged, validated and saved when are not: they change no update. config.json keeps what the run began with.
+  source: of parameters that were trained elsewhere, which files they are.
   """
   workdir.mkdir(parents=True, exist_ok=True)
   path = workdir / 'config.json'
@@ -28,10 +29,14 @@ def claim(workdir: pathlib.Path, config: Any, data: Any) -> None:
     for line in check_config(workdir, config):
       print(f'note: {line}, from here on')
     check_data(workdir, data)
+    theirs = _record(workdir).get('source')
+    if theirs != source:
+      raise SpecError(f'{workdir} holds a run of other parameters: {theirs} -> {source}; use another workdir')
     return
   record = {
     'config': config.to_dict(),
     'data': _data_facts(data),
+    **({'source': source} if source else {}),
     'git_commit': _git_commit(),
     'python': platform.python_version(),
     'versions': {name: metadata.version(name) for name in PACKAGES},
