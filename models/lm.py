@@ -79,7 +79,7 @@ class ModelConfig:
     for field in ('kv_heads', 'head_dim', 'd_mlp', 'vocab', 'tile'):
       if getattr(self, field) < 0:
         raise ValueError(f'{field} = {getattr(self, field)}: a positive whole number is allowed, or 0 for the default')
-    for field in ('layers', 'd_model', 'heads', 'head_dim', 'd_mlp'):
+    for field in ('layers', 'd_model', 'heads', 'head_dim', 'd_mlp', 'vocab'):
       if getattr(self, field) > 2**20:
         raise ValueError(f'{field} = {getattr(self, field)}: a whole number of at most {2**20} is allowed')
     if not self.head_dim and self.d_model % self.heads:

@@ -1,6 +1,5 @@
 """What is watched while a run trains, and ids that are none."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -8,6 +7,7 @@ from flax import nnx
 import posenc
 from data import cache, tokenizers
 from data.document import Document
+from forms import jit
 from models.lm import LM, ModelConfig
 from spec import SpecError
 from training import guard
@@ -49,20 +49,24 @@ def test_a_dump_that_cannot_be_written_does_not_hide_why(tmp_path):
     assert (found['document'].tolist(), found['start'].tolist(), found['targets'].sum()) == (['a'], [3], 4)
 
 
-@pytest.mark.parametrize('odd', [17, 99, -1, -17, -18, 2**31 - 1])
-def test_ids_that_are_none_make_no_number(odd):
-  """Which stops a run. A plain lookup reads -1, the mark of a target that is not asked for, as the last id."""
-  model = LM(
-    ModelConfig(layers=1, d_model=16, heads=2, d_mlp=32), ['nope'], vocab_size=17, train_len=8, rngs=nnx.Rngs(0)
-  )
+@pytest.fixture(scope='module')
+def nll():
+  cfg = ModelConfig(layers=1, d_model=16, heads=2, d_mlp=32)
+  model = LM(cfg, ['nope'], vocab_size=17, train_len=8, rngs=nnx.Rngs(0))
   pos = posenc.positions('none', list(model.schemes), 8, 8)
+  return jit(lambda inputs, targets: model.nll(inputs, targets, pos))
+
+
+@pytest.mark.parametrize('odd', [17, 99, -1, -17, -18, 2**31 - 1])
+def test_ids_that_are_none_make_no_number(odd, nll):
+  """Which stops a run. A plain lookup reads -1, the mark of a target that is not asked for, as the last id."""
   inputs, targets = np.arange(8)[None], np.arange(1, 9)[None]
-  assert np.isfinite(model.nll(jnp.asarray(inputs), jnp.asarray(targets), pos)).all()
+  assert np.isfinite(nll(inputs, targets)).all()
   inputs[0, 3] = odd
-  assert np.isnan(model.nll(jnp.asarray(inputs), jnp.asarray(targets), pos)[0, 3:]).all()
+  assert np.isnan(nll(inputs, targets)[0, 3:]).all()
   inputs[0, 3], targets[0, 3] = 3, odd
-  nll = model.nll(jnp.asarray(inputs), jnp.asarray(targets), pos)
-  assert nll[0, 3] == 0 if odd < 0 else np.isnan(nll[0, 3])
+  found = nll(inputs, targets)[0, 3]
+  assert found == 0 if odd < 0 else np.isnan(found)
 
 
 @pytest.mark.parametrize('odd', [257, -1])

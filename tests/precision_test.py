@@ -12,7 +12,6 @@ from forms import SPEC, build, jit
 
 T = 32 * 16  # bfloat16 has no odd number above 256
 ALL = list(posenc.SCHEMES)
-FEW = ('rope', 'alibi')
 TABLE = {'learned': 'learned(oob="interpolate")'}  # its table ends; the same at 32x, by interpolation
 
 
@@ -58,7 +57,8 @@ def data():
   return drift.config('rope', 1).load_data()
 
 
-@pytest.mark.parametrize('name', [name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in ALL])
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ALL)
 def test_losses_are_those_of_float32(name, data):
   """After a few updates: the table in docs/GUARANTEES.md is of 300."""
   for length, (nll, mean, token) in drift.drift(name, data, steps=3, rows=1, jit=jit).items():

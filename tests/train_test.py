@@ -389,17 +389,6 @@ def test_a_surface_that_no_document_can_serve_is_refused_before_anything_is_writ
   assert not (tmp_path / 'run').exists()
 
 
-def test_dropout_masks_survive_a_restart(train, tmp_path):
-  """No generator state is saved: a mask is a function of (seed, step)."""
-  fields = {'model.dropout': 0.3, 'steps': 6, 'log.checkpoint_every': 100, 'optimizer.accumulate': 2}
-  assert train(tmp_path / 'whole', fields) == 0
-  assert train(tmp_path / 'parts', fields, at={2: lambda: os.kill(os.getpid(), signal.SIGTERM)}) == 143
-  assert train(tmp_path / 'parts', fields) == 0
-  assert final(tmp_path / 'parts', 6) == final(tmp_path / 'whole', 6)
-  assert train(tmp_path / 'dry', {**fields, 'model.dropout': 0.0}) == 0
-  assert final(tmp_path / 'dry', 6) != final(tmp_path / 'whole', 6)
-
-
 POSITIONS = {
   'randomized': ("randomized(max_len=60, per_layer=True, eval='arange')", "('alibi', 'rope')"),
   'pose': ('pose(target_len=256)', 'rope'),
