@@ -24,9 +24,9 @@ from data import TrainWindows
 from evaluation.store import checkpoint_hash
 from evaluation.surface import Surface
 from models.lm import abstract
-from models.memory import fitted
+from models.memory import check_state, fitted
 from models.ring import place
-from training import cli, hosts, lock, provenance
+from training import cli, guard, hosts, lock, provenance
 from training.checkpoints import Checkpoints, as_abstract, saved
 from training.devices import make_mesh, split_tokens, spread, whole_shares
 from training.log import RunLog
@@ -42,7 +42,7 @@ flags.mark_flag_as_required('config')
 
 
 def main() -> int:
-  # ---- config and data: everything that can be wrong is wrong here, before anything is compiled or written
+  # ---- config and data: what can be wrong is wrong here, before anything is compiled or written
   config = Config.from_dict(CONFIG.value.to_dict())
   workdir = pathlib.Path(WORKDIR.value).absolute()
   data = config.load_data()
@@ -63,18 +63,6 @@ def main() -> int:
     else:
       held_out[multiple] = (TrainWindows(data.splits.validation, length, **cut_as, seed=0), pos)
   mesh = make_mesh(config.batch, config.mesh)
-  hosts.on_first(mesh, lambda: lock.take(workdir))
-  # Asked for only before there is a checkpoint of this run: from then on it needs the other one no more.
-  source = Source(config, data) if config.init_from and not saved(workdir) else None
-  whence = source.facts(mesh, checkpoint_hash) if source else None
-  hosts.on_first(mesh, lambda: provenance.claim(workdir, config, data, whence))
-  provenance.check_data(workdir, data)  # by every process: it has the same folder and the same text
-  checkpoints = Checkpoints(workdir, keep=config.log.keep)
-  latest = checkpoints.latest
-  start = latest or 0
-  if latest is not None and start >= config.steps:
-    print(f'{workdir}: finished, step {start} of {config.steps}; nothing to do')
-    return 0
 
   # ---- model, optimizer, state
   make = functools.partial(config.build_model, data.tokenizer.vocab_size)
@@ -85,9 +73,23 @@ def main() -> int:
     params = nnx.to_pure_dict(nnx.state(make()))
     return {'params': params, 'opt': tx.init(params)}
 
-  home = spread(mesh, jax.eval_shape(init))
-  if latest is not None:
-    state = checkpoints.restore(start, as_abstract(jax.eval_shape(init), home))
+  like = jax.eval_shape(init)
+  home = spread(mesh, like)
+  check_state(like, home, config.memory_gb)
+  hosts.on_first(mesh, lambda: lock.take(workdir))
+  # Asked for only before there is a checkpoint of this run: from then on it needs the other one no more.
+  source = Source(config, data) if config.init_from and not saved(workdir) else None
+  whence = source.facts(mesh, checkpoint_hash) if source else None
+  hosts.on_first(mesh, lambda: provenance.claim(workdir, config, data, whence))
+  provenance.check_data(workdir, data)  # by every process: it has the same folder and the same text
+  checkpoints = Checkpoints(workdir, keep=config.log.keep)
+  start, there = checkpoints.newest(as_abstract(like, home), lambda line: print(f'warning: {line}'))
+  if there is not None and start >= config.steps:
+    print(f'{workdir}: finished, step {start} of {config.steps}; nothing to do')
+    return 0
+  hosts.on_first(mesh, lambda: checkpoints.check_space(like))
+  if there is not None:
+    state = there
   elif source:
     params = source.params(mesh, home['params'])
     state = {'params': params, 'opt': jax.jit(tx.init, out_shardings=home['opt'])(params)}
@@ -125,13 +127,23 @@ def main() -> int:
   for remark in remarks:
     log.say(f'note: {remark}')
 
+  spikes = guard.Spikes()
+
+  def broken(name, value, step):
+    """The end of a run whose update `step` has left something that is no number."""
+    drawn = config.optimizer.accumulate * config.batch
+    where = guard.dump(workdir, step, windows.places(step - 1, drawn), *windows.batch(step - 1, drawn))
+    return cli.Stopped(f'{name} = {value} at step {step}; {where}; last checkpoint: {checkpoints.latest or "none"}')
+
   def report(step, metrics, targets_ABT):
     """The numbers of update `step`, counted from 1; called once the next update is on its way. Returns `told`."""
     metrics = {name: float(value) for name, value in metrics.items()}
     told = int(metrics.pop('told', 0))
     for name, value in metrics.items():
       if not math.isfinite(value):
-        raise cli.Stopped(f'{name} = {value} at step {step}; last checkpoint: {checkpoints.latest or "none"}')
+        raise broken(name, value, step)
+    if line := spikes.look(step, metrics['loss']):
+      log.say(f'note: {line}')
     if step % config.log.every and step != config.steps:
       return told
     rate = log.rate(step)
@@ -152,7 +164,7 @@ def main() -> int:
       batch = place(split_tokens(mesh), shape, lambda at, source=source: source.batch(0, rows, at % rows))
       nll = float(validate_step(state['params'], *batch, jax.tree.map(np.asarray, pos), rows))
       if multiple <= 1 and not math.isfinite(nll):  # beyond, it is a finding about the scheme
-        raise cli.Stopped(f'validation nll = {nll} at step {step}; last checkpoint: {checkpoints.latest or "none"}')
+        raise broken('validation nll', nll, step)
       ppl = math.exp(min(nll, 700.0))  # e**709 is the last float
       log.scalars(step, {f'validation/ppl_{multiple:g}x': ppl, f'validation/nll_{multiple:g}x': nll})
       log.say(f'step {step}: validation perplexity {ppl:.4f} at {multiple:g}x')

@@ -7,6 +7,7 @@ names the field, the value and what is allowed, and comes before anything is com
 import ast
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -104,6 +105,15 @@ class Config:
     ):
       if getattr(self, field) < least:
         raise ValueError(f'{field} = {getattr(self, field)}: a whole number of at least {int(least)} is allowed')
+    if self.train_len * self.max_multiple > 2**24:
+      raise ValueError(
+        f'max_multiple = {self.max_multiple}: at most {2**24} tokens are allowed, not {self.train_len} times as many: '
+        'beyond, float32 skips positions'
+      )
+    if self.tune_len > 2**24:
+      raise ValueError(
+        f'tune_len = {self.tune_len}: at most {2**24} tokens are allowed: beyond, float32 skips positions'
+      )
     if not 0 <= self.seed < 2**32:
       raise ValueError(f'seed = {self.seed}: a whole number from 0 to 2**32 - 1 is allowed')
     if len(self.mesh) != 3 or min(self.mesh[1:]) < 1 or self.mesh[0] < 0:
@@ -176,15 +186,16 @@ class Config:
     return round(multiple * self.train_len)
 
   def build_scheme(self, text: str) -> PositionScheme:
-    """The scheme with this run's shapes, unseeded: for its checks, its numbers, not its parameters."""
-    return posenc.build(
+    """The scheme with this run's shapes, for its checks and its numbers: its parameters are shapes, however large."""
+    build = functools.partial(
+      posenc.build,
       text,
       heads=self.model.heads,
       head_dim=self.model.width,
       d_model=self.model.d_model,
       train_len=self.train_len,
-      rngs=nnx.Rngs(0),
     )
+    return nnx.eval_shape(lambda: build(rngs=nnx.Rngs(0)))
 
   def build_rule(self, slots: Sequence[PositionScheme]) -> Rule:
     """Where tokens stand in training, for `slots` as `build_scheme` makes them."""
@@ -273,6 +284,10 @@ def _field(name: str, value: Any, default: Any) -> Any:
     if not isinstance(value, (tuple, list)):
       value = (value,)
     return tuple(_field(name, item, default[0] if default else '') for item in value)  # empty: of strings
+  if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 2**32:
+    # The length of nothing, as a float perhaps another number; and of the largest Python would not give the digits.
+    shown = value if abs(value) < 2**64 else f'{"-" * (value < 0)}2**{value.bit_length() - 1} or more'
+    raise SpecError(f'{name} = {shown}: a whole number below 2**32 is allowed, larger ones as 1e12')
   if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
     return float(value)
   if isinstance(default, bool) != isinstance(value, bool) or not isinstance(value, type(default)):

@@ -37,7 +37,7 @@ from posenc.shaw import Shaw
 from posenc.sinusoidal import Sinusoidal
 from posenc.t5 import T5
 from posenc.xpos import XPos
-from spec import Call, SpecError, check_keywords, choose, keywords, one_of, parse
+from spec import Call, SpecError, check_keywords, check_required, choose, keywords, one_of, parse
 
 __all__ = [
   'METHODS', 'RULES', 'SCHEMES', 'WITHIN', 'Bias', 'Dims', 'Far', 'PosParam', 'PositionScheme', 'Positions', 'Rule',
@@ -86,6 +86,7 @@ def check_method(text: str) -> list[Call]:
     if call.name not in METHODS:
       raise SpecError(one_of('method', call.name, METHODS))
     check_keywords('method', call, keywords(METHODS[call.name]))
+    check_required('method', call, METHODS[call.name])
     if call.at is not None and call.at not in SCHEMES:
       raise SpecError(one_of(f'method {call.name}: slot', call.at, SCHEMES))
   return calls

@@ -13,18 +13,21 @@ import jax
 from spec import SpecError
 
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy', 'datasets', 'ml_collections')
+ALLOWED = 'config.mesh', 'config.memory_gb', 'config.log.'  # what a run may go on with changed
 
 
 def claim(workdir: pathlib.Path, config: Any, data: Any, source: dict[str, Any] | None = None) -> None:
   """Writes `workdir/config.json`, or, where there is one, refuses another config and prints the difference.
 
-  The data are part of it: a config names a corpus, whose files may have changed since. The mesh and the memory are not.
+  The data are part of it: a config names a corpus, whose files may have changed since. The mesh, the memory and what is
+  logged, validated and saved when are not: they change no update. config.json keeps what the run began with.
   source: of parameters from elsewhere, which they are; None where a run goes on from its own checkpoint.
   """
   workdir.mkdir(parents=True, exist_ok=True)
   path = workdir / 'config.json'
   if path.exists():
-    check_config(workdir, config)
+    for line in check_config(workdir, config):
+      print(f'note: {line}, from here on')
     check_data(workdir, data)
     theirs = _record(workdir).get('source')
     if theirs != source and not (source is None and config.init_from):
@@ -47,20 +50,22 @@ def claim(workdir: pathlib.Path, config: Any, data: Any, source: dict[str, Any] 
   temporary.replace(path)
 
 
-def check_config(workdir: pathlib.Path, config: Any) -> None:
-  """Refuses a config other than that of the run in `workdir`, with the difference."""
+def check_config(workdir: pathlib.Path, config: Any) -> list[str]:
+  """Refuses a config other than that of the run in `workdir`, with the difference; differences that are allowed."""
   # Through JSON and back, so that tuples and lists compare as they will when read. A run from before a field was added
   # ran with what is the field's default now.
   mine, defaults = (json.loads(json.dumps(c.to_dict())) for c in (config, type(config)()))
   ours, theirs = _flat(mine), {**_flat(defaults), **_flat(read(workdir))}
   both = {**theirs, **ours}
-  changed = [
-    f'{key}: {theirs.get(key, "absent")!r} -> {ours.get(key, "absent")!r}'
+  changed = {
+    key: f'{key}: {theirs.get(key, "absent")!r} -> {ours.get(key, "absent")!r}'
     for key in both
-    if key not in ('config.mesh', 'config.memory_gb') and theirs.get(key, both) != ours.get(key, both)
-  ]
-  if changed:
-    raise SpecError(f'{workdir} holds a run with another config ({"; ".join(changed)}); use another workdir')
+    if theirs.get(key, both) != ours.get(key, both)
+  }
+  refused = [line for key, line in changed.items() if not key.startswith(ALLOWED)]
+  if refused:
+    raise SpecError(f'{workdir} holds a run with another config ({"; ".join(refused)}); use another workdir')
+  return list(changed.values())
 
 
 def read(workdir: pathlib.Path) -> dict[str, Any]:
