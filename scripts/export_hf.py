@@ -85,6 +85,7 @@ def main(argv: list[str] | None = None) -> None:
     temporary.chmod(0o755)
     tensors = dict(exported.tensors(params, config.model, slots))
     save_file(tensors, temporary / 'model.safetensors', metadata={'format': 'pt'})
+    (temporary / 'model.safetensors').chmod(0o644)  # the library's is for nobody else, and so is a temporary folder
     _write(temporary / 'config.json', written)
     said = _tokenizer(temporary, tokenizer, bos)
     if args.out.exists():
