@@ -648,7 +648,7 @@ MUTANTS = [
   Mutant('norm_eps_fixed', '1e-6 whatever the config says', 'models/lm.py',
          "{'epsilon': cfg.norm_eps, 'dtype'", "{'epsilon': 1e-6, 'dtype'", _logits('llama')),
   Mutant('embedding_scale_forgotten', 'Gemma without sqrt(D)', 'models/lm.py',
-         '.astype(jnp.float32) * self.cfg.embedding_scale', '.astype(jnp.float32)', _logits('gemma3')),
+         'x_BTD * self.cfg.embedding_scale)', 'x_BTD)', _logits('gemma3')),
   Mutant('window_one_too_short', 'the query itself not counted', 'models/architectures.py',
          'window={window})', 'window={window - 1})', _logits('mistral', 'phi3', 'qwen2-windowed')),
 ]  # fmt: skip
