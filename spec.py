@@ -8,9 +8,12 @@ the label of a curve. This module is a leaf: it imports nothing of the project a
 import ast
 import difflib
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
+
+LARGEST = 2**31 - 1  # whole number, wherever one is asked for: what an index of 32 bits can reach
 
 
 class SpecError(ValueError):
@@ -57,6 +60,9 @@ def parse(text: str) -> list[Call]:
   """'a(x=1)+b@slot' -> [Call('a', {'x': 1}), Call('b', {}, 'slot')]."""
   if not isinstance(text, str):
     raise SpecError(f'{text!r}: expected a string such as name(key=value)')
+  # It is the label of a curve. Python reads other alphabets' letters as these, and the label would not show it.
+  if not text.isprintable() or not re.sub(r'"[^"]*"|\'[^\']*\'', '', text).isascii():
+    raise SpecError(f'{text!r}: expected name or name(key=value, ...), printable, in ASCII letters but for strings')
   try:
     node = ast.parse(text.strip(), mode='eval').body
   except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -99,11 +105,22 @@ def check_keywords(what: str, call: Call, allowed: dict[str, Any]) -> None:
       raise SpecError(f'{what} {call.name}: {key} = {value!r}: a string is allowed')
     if isinstance(default, int) and number and not isinstance(value, int):
       raise SpecError(f'{what} {call.name}: {key} = {value!r}: a whole number is allowed')
+    if isinstance(default, int) and number and abs(value) > LARGEST:  # of an array's axis, of a seed
+      raise SpecError(f'{what} {call.name}: {key} = {value!r}: a whole number of at most {LARGEST} is allowed')
     if isinstance(value, (int, float)) and not abs(value) <= sys.float_info.max:
       raise SpecError(f'{what} {call.name}: {key} = {value!r}: a finite number is allowed')
   for key, default in allowed.items():
     if default is inspect.Parameter.empty and key not in call.kwargs:
       raise SpecError(f'{what} {call.name}: needs the argument {key}')
+
+
+def check_required(what: str, call: Call, entry: Callable) -> None:
+  """Raises unless arguments without a default, by which `check_keywords` would know, are strings where declared so."""
+  params = inspect.signature(entry.__init__ if isinstance(entry, type) else entry).parameters.values()
+  needed = [p for p in params if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
+  typed = {p.name: '' for p in needed if p.annotation is str}
+  given = {key: value for key, value in call.kwargs.items() if key in typed}
+  check_keywords(what, call._replace(kwargs=given), {key: typed[key] for key in given})
 
 
 def choose(what: str, text: str, table: Mapping[str, Callable], common: Mapping[str, Any] | None = None) -> Call:
@@ -118,4 +135,5 @@ def choose(what: str, text: str, table: Mapping[str, Callable], common: Mapping[
   # A class is asked for its constructor: NNX's metaclass would answer for the class with (*args, **kwargs).
   own = keywords(entry.__init__ if isinstance(entry, type) else entry)
   check_keywords(what, call, {**own, **(common or {})})
+  check_required(what, call, entry)
   return call

@@ -92,7 +92,11 @@ def _encode(corpus: str, document: Document, tokenizer: Tokenizer) -> Iterator[n
   step = PIECE if tokenizer.by_byte else len(document.text)
   try:
     for at in range(0, len(document.text), step):
-      yield tokenizer.encode(document.text[at : at + step])
+      ids = tokenizer.encode(document.text[at : at + step])
+      if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:  # once, here: files have checksums
+        odd = ids[(ids < 0) | (ids >= tokenizer.vocab_size)][0]
+        raise ValueError(f'its tokenizer gives id {odd}, and has {tokenizer.vocab_size}')
+      yield ids
   except ValueError as e:
     raise spec.SpecError(f'corpus {corpus!r}, document {document.name!r}: {e}') from None
 

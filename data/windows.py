@@ -87,6 +87,7 @@ class TrainWindows:
       )
     # The documents' own arrays and a running count of starts: one joined array would hold the corpus twice.
     self._tokens = fits
+    self._names = [d.name for d in documents if len(d.tokens) >= length + self._first]
     self._answers = [d.answer_n for d in documents if len(d.tokens) >= length + self._first]
     self._starts = np.cumsum([(len(t) - length - self._first) // stride + 1 for t in fits])
 
@@ -95,6 +96,18 @@ class TrainWindows:
 
     Targets that are not trained on are `UNASKED`.
     """
+    places = self._places(step, batch, rows)
+    inputs, targets = zip(*(cut(self._tokens[d], s, self.length, self.bos, self.bos_id) for d, s in places))
+    for targets_n, (d, s) in zip(targets, places):
+      if (answer_n := self._answers[d]) is not None:
+        targets_n[~answer_n[s : s + self.length]] = UNASKED
+    return np.stack(inputs), np.stack(targets)
+
+  def places(self, step: int, batch: int) -> list[tuple[str, int]]:
+    """(document, start) of each window of a step."""
+    return [(self._names[document], start) for document, start in self._places(step, batch, slice(None))]
+
+  def _places(self, step: int, batch: int, rows: Any) -> list[tuple[int, int]]:
     if step < 0:
       raise spec.SpecError(f'step = {step}: a step >= 0 is allowed')
     # Philox is keyed: each (seed, step) is a stream of its own. seed + step would give seed 1 the batches of
@@ -103,9 +116,4 @@ class TrainWindows:
     place_B = rng.integers(self._starts[-1], size=batch)[rows]  # all are drawn, whoever cuts which
     document_B = np.searchsorted(self._starts, place_B, side='right')
     start_B = (place_B - np.concatenate([[0], self._starts])[document_B]) * self._stride + self._first
-    places = list(zip(document_B.tolist(), start_B.tolist()))
-    inputs, targets = zip(*(cut(self._tokens[d], s, self.length, self.bos, self.bos_id) for d, s in places))
-    for targets_n, (d, s) in zip(targets, places):
-      if (answer_n := self._answers[d]) is not None:
-        targets_n[~answer_n[s : s + self.length]] = UNASKED
-    return np.stack(inputs), np.stack(targets)
+    return list(zip(document_B.tolist(), start_B.tolist()))

@@ -202,7 +202,8 @@ class Shelf(Rows):
       'seconds': np.array(seconds, np.float64),
     }
     file = io.BytesIO()
-    np.savez(file, sha256=np.array(_checksum(arrays)), **arrays)
+    np.savez(file, sha256=np.array(_checksum(arrays)), sealed=np.array(True), **arrays)
+    file.write(f'{zlib.crc32(file.getvalue()):08x}'.encode())
     asked = [[*place, n] for place, n in zip(places, scored, strict=True)]
     name = f'{hashlib.sha256(_json(asked).encode()).hexdigest()[:32]}.npz'
     _write(self.directory / name, file.getvalue())
@@ -214,14 +215,17 @@ class _Damaged(Exception):
 
 
 def _load(path: pathlib.Path) -> dict[str, np.ndarray]:
+  content = path.read_bytes()
   try:
-    with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
+    with np.load(io.BytesIO(content), allow_pickle=False) as file:
       arrays = {name: file[name] for name in file.files}
     said = str(arrays.pop('sha256'))
+    # Of the file, behind the archive: bytes of a zip that no array depends on. Older files are without.
+    sealed = not arrays.pop('sealed', False) or content[-8:] == f'{zlib.crc32(content[:-8]):08x}'.encode()
   # What numpy and zipfile raise where bytes are wrong depends on which bytes.
-  except (ValueError, KeyError, EOFError, NotImplementedError, OverflowError, zipfile.BadZipFile, zlib.error) as error:
+  except (ValueError, KeyError, EOFError, RuntimeError, OverflowError, zipfile.BadZipFile, zlib.error) as error:
     raise _Damaged(f'{type(error).__name__}') from None
-  if said != _checksum(arrays):
+  if not sealed or said != _checksum(arrays):
     raise _Damaged('checksum')
   return arrays
 

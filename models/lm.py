@@ -79,6 +79,9 @@ class ModelConfig:
     for field in ('kv_heads', 'head_dim', 'd_mlp', 'vocab', 'tile'):
       if getattr(self, field) < 0:
         raise ValueError(f'{field} = {getattr(self, field)}: a positive whole number is allowed, or 0 for the default')
+    for field in ('layers', 'd_model', 'heads', 'head_dim', 'd_mlp', 'vocab'):
+      if getattr(self, field) > 2**20:
+        raise ValueError(f'{field} = {getattr(self, field)}: a whole number of at most {2**20} is allowed')
     if not self.head_dim and self.d_model % self.heads:
       raise ValueError(f'heads = {self.heads}: a divisor of d_model = {self.d_model} is allowed, or set head_dim')
     if self.heads % self.kv:
@@ -331,8 +334,10 @@ class LM(nnx.Module):
     # Positions of each layer, [repeats, T], are scanned with the layers; the embeddings read those of the first.
     at_layers = [p.at_T if p.at_T.ndim == 2 else None for p in pos]
     first = pos[0] if at_layers[0] is None else dataclasses.replace(pos[0], at_T=at_layers[0][0])
-    x_BTD = self.embedding(tokens_BT).astype(jnp.float32) * self.cfg.embedding_scale
-    x_BTD = _maybe(self.norm_embedding, x_BTD)
+    # Ids that are none make NaN. `nnx.Embed` would read those below 0 from the table's end.
+    table_VD = self.embedding.embedding[...].astype(jnp.float32)
+    x_BTD = table_VD.at[tokens_BT].get(mode='fill', fill_value=jnp.nan, wrap_negative_indices=False)
+    x_BTD = _maybe(self.norm_embedding, x_BTD * self.cfg.embedding_scale)
     x_BTD = self._lies(self.schemes[0].embed(x_BTD, first).astype(DTYPES[self.cfg.dtype]))
     graphdefs, stacks = zip(*(nnx.split(slot) for slot in self.slots))
     scheme_stacks = [nnx.state(scheme) if scheme.per_layer else None for scheme in self.schemes]

@@ -98,5 +98,13 @@ def fitted(step: Any, *arguments: Any, memory_gb: float = 0) -> tuple[Any, int, 
   return compiled, needed, as_text(needed, there)
 
 
+def check_state(shapes: Any, shardings: Any, memory_gb: float = 0) -> None:
+  """OutOfMemory if a train state of these shapes does not fit beside its gradients, before any of it is made."""
+  on_one = jax.tree.map(lambda a, s: math.prod(s.shard_shape(a.shape)) * a.dtype.itemsize, shapes, shardings)
+  needed, there = sum(jax.tree.leaves(on_one)) + sum(jax.tree.leaves(on_one['params'])), bytes_there((), memory_gb)
+  if needed > there:
+    raise OutOfMemory(f'parameters, gradients and optimizer state: {as_text(needed, there)}')
+
+
 def as_text(needed: float, there: float) -> str:
   return f'{needed / GIB:.3g} GiB needed of {there / GIB:.3g} GiB per device'

@@ -25,6 +25,7 @@ from training import provenance
 
 NAMES = (
   'base',
+  'extend',
   'grid',
   'landscape',
   'length_generalisation',
@@ -39,7 +40,9 @@ RECIPES = [
   (name, scheme)
   for name in NAMES
   for scheme in (
-    SCHEMES if inspect.signature(importlib.import_module(f'configs.{name}').get_config).parameters else [None]
+    SCHEMES
+    if 'scheme' in inspect.signature(importlib.import_module(f'configs.{name}').get_config).parameters
+    else [None]
   )
 ]
 GROUPS = [Config, *(type(f.default) for f in dataclasses.fields(Config) if dataclasses.is_dataclass(f.default))]
@@ -256,7 +259,11 @@ REFUSED = [
   # Lengths and counts.
   *((f, v, rf'{f} = {v}: a whole number') for f in ('train_len', 'max_multiple', 'steps', 'batch') for v in (0, -5)),
   ('seed', -1, r'seed = -1: a whole number from 0 to 2\*\*32 - 1 is allowed'),
-  ('seed', 2**70, r'seed = 1\d+: a whole number from 0 to 2\*\*32 - 1 is allowed'),
+  ('seed', 2**32, r'seed = 4294967296: a whole number below 2\*\*32 is allowed'),
+  ('optimizer.clip_norm', 10**400, r'optimizer\.clip_norm = 2\*\*1328 or more: .* larger ones as 1e12'),  # float() too
+  ('model.layers', 2**20 + 1, r'model\.layers = 1048577: a whole number of at most 1048576 is allowed'),
+  ('model.heads', 2**31, r'model\.heads = 2147483648: a whole number of at most 1048576 is allowed'),
+  ('max_multiple', 2**19 + 1, r'max_multiple = 524289: at most 16777216 tokens are allowed, not 32 times as many: bey'),
   *(
     (f'{group}.{f}', 0, rf'{group}\.{f} = 0: a whole number')
     for group, names in {
@@ -299,7 +306,33 @@ REFUSED = [
   ('data', 3, 'data = 3: a group of fields is allowed'),
   # The optimizer's own ranges have their own test; here, that the error carries the whole path.
   ('optimizer.learning_rate', 0.0, r'optimizer\.learning_rate = 0\.0: a number above 0 is allowed'),
+  (
+    'optimizer.learning_rate',
+    1e-320,
+    r'optimizer\.learning_rate = 1e-320: a number above 0 is allowed that float32 ho',
+  ),
+  ('optimizer.learning_rate', 1e39, r'optimizer\.learning_rate = 1e\+39: a number above 0 is allowed that float32 ho'),
+  # Found by tests/fuzz_test.py.
+  ('posenc', '𝐫𝐨𝐩𝐞', "posenc: '𝐫𝐨𝐩𝐞': expected name or .*, in ASCII letters but for strings"),
+  (
+    'posenc',
+    'cope(npos_max=2147483648)',
+    r'posenc: scheme cope: npos_max = 2147483648: .* at most 2147483647 is allow',
+  ),
+  ('data.corpus', 'text(glob=100.0)', r'data\.corpus text: glob = 100\.0: a string is allowed'),
 ]
+
+
+def test_a_number_that_python_does_not_write_is_refused_too():
+  with pytest.raises(SpecError, match=r'^config\.seed = 2\*\*16609 or more: a whole number below 2\*\*32 is allowed'):
+    Config.from_dict(changed('seed', 10**5000))
+
+
+def test_a_scheme_as_large_as_can_be_said_is_checked_without_memory_for_it():
+  """68 GB of a table, which were allocated to check the config."""
+  config = Config.from_dict(changed('posenc', 'cope(npos_max=2147483647)'))
+  (scheme,) = (config.build_scheme(text) for text in config.posenc)
+  assert scheme.table.shape == (2**31 - 1, 16)
 
 
 @pytest.mark.parametrize(('field', 'value', 'message'), REFUSED, ids=lambda x: str(x)[:40])

@@ -28,6 +28,14 @@ def pytest_collection_modifyitems(items):
     item.add_marker(pytest.mark.xdist_group(f'{item.path.name} {part}'))
 
 
+def pytest_terminal_summary(terminalreporter):
+  """What tests counted, `record_property('counted', ...)`: a worker's own output would not be shown."""
+  for report in terminalreporter.stats.get('passed', []):
+    for name, value in report.user_properties:
+      if name == 'counted':
+        terminalreporter.write_line(f'{report.nodeid.split("::")[-1]}: {value}')
+
+
 @pytest.fixture(scope='session')
 def root() -> pathlib.Path:
   """The project's folder, from which its programs are started."""

@@ -28,7 +28,7 @@ from evaluation.score import Scorer, Together
 from evaluation.search import Counted, Races, Score, all_targets, factors_of, method_of
 from evaluation.store import Rows
 from evaluation.survey import positions_hash
-from faults_test import KILLER
+from faults.harness import KILLER
 from models.lm import LM, ModelConfig, merge
 from models.memory import OutOfMemory
 from scripts import search_longrope

@@ -41,6 +41,7 @@ def test_parse(text, calls):
     '', ' ', '+', 'a+', 'a b', 'a,b', '(a, b)', 'a;b', 'a=1', 'a.b', 'a.b(x=1)', 'a[0]', '1', '"a"', '-a',
     'a-b', 'a*2', 'a+(b+c)', 'a(x=1', 'a)x', 'a()()', 'a@', '@a', 'a@b()', 'a@1', 'a@"b"', '(a+b)@c',
     'lambda: 1', 'a if b else c', 'a\n+b', 'a\x00', 'a\nb', '[a]', '{a}', 'a@b@c',
+    'ａ', 'a(é=1)', 'a+𝐛', 'a(x="\u202e")', 'a(x="\ud800")', 'a(x=\n1)',
   ],
 )  # fmt: skip
 def test_parse_refuses_what_is_not_names_and_arguments(text):
@@ -179,6 +180,10 @@ def test_required_and_empty():
     check_keywords('method', parse_one('m(other=2)'), keywords(required))
   with refused('method m', 'unknown argument a = 1', 'allowed: none'):
     check_keywords('method', parse_one('m(a=1)'), {})
+
+
+def test_strings_may_hold_any_letter():
+  assert parse('a(x="é", y=\'ü\')+b') == [Call('a', {'x': 'é', 'y': 'ü'}), Call('b', {})]
 
 
 def test_one_of():

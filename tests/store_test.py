@@ -150,26 +150,44 @@ def damaged(shelf, path, content):
   return said, again(shelf, said.append)
 
 
-@pytest.mark.parametrize('seed', range(3))
-def test_a_flipped_bit_is_found_or_changes_nothing(shelf, seed):
+@pytest.mark.parametrize('n', [150, pytest.param(1000, marks=pytest.mark.faults)])
+def test_flips_and_truncations_are_seen_and_never_used(shelf, n):
+  """Every byte of a file, the archive's own too."""
   shelf.put(places(4), rows(places(4)))
   shelf.put(places(4, 4), rows(places(4, 4)))
   path, other = files(shelf)
-  sound, rng, found = path.read_bytes(), random.Random(seed), 0
+  sound, seed = path.read_bytes(), int(os.environ.get('FAULTS_SEED', time.time()))
+  print(f'FAULTS_SEED={seed}')
+  rng = random.Random(seed)
   names = {p for p in places(8) if store.Shelf(shelf.directory, KEY).has(p, 8)}
   path.write_bytes(b'')
   mine = names - set(again(shelf, [].append)._rows)
-  for _ in range(150):
-    at = rng.randrange(len(sound))
-    said, left = damaged(shelf, path, sound[:at] + bytes([sound[at] ^ 1 << rng.randrange(8)]) + sound[at + 1 :])
+  for i in range(n):
+    at, bit = rng.randrange(len(sound)), 1 << rng.randrange(8)
+    content = sound[:at] if i % 3 == 2 else sound[:at] + bytes([sound[at] ^ bit]) + sound[at + 1 :]
+    said, left = damaged(shelf, path, content)
     equal(left, names - mine)
-    if said:
-      found += 1
-      assert len(said) == 1 and str(path) in said[0] and 'damaged' in said[0]
-      assert not any(left.has(place, 1) for place in mine)
-    else:
-      equal(left, mine)  # a byte of the container that no number depends on
-  assert found > 75
+    assert len(said) == 1 and str(path) in said[0] and 'damaged' in said[0], (seed, at, bit)
+    assert not any(left.has(place, 1) for place in mine)
+
+
+def test_an_archive_that_seems_to_be_encrypted_is_damaged(shelf):
+  """One bit, for which zipfile has a RuntimeError of its own; 7 of 16776 in a file of 2 kB."""
+  shelf.put(places(4), rows(places(4)))
+  (path,) = files(shelf)
+  content = bytearray(path.read_bytes())
+  content[content.index(b'PK\x01\x02') + 8] ^= 1
+  said, left = damaged(shelf, path, bytes(content))
+  assert len(said) == 1 and 'damaged' in said[0] and not len(left)
+
+
+def test_a_file_from_before_there_was_a_checksum_of_all_of_it_is_read(shelf):
+  shelf.put(places(4), rows(places(4)))
+  (path,) = files(shelf)
+  with np.load(path) as file:
+    arrays = {name: file[name] for name in file.files if name != 'sealed'}
+  np.savez(path, **arrays)
+  equal(again(shelf), places(4))
 
 
 @pytest.mark.parametrize('content', [b'', b'PK', b'x' * 500, None, 0.5, 0.99])

@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -221,6 +222,40 @@ def test_another_config_is_refused_with_the_difference(train, finished, capsys):
   assert 'batch' not in err
 
 
+def test_a_run_goes_on_with_another_log_interval(train, finished, tmp_path, capsys):
+  """What is said, validated and saved when changes no update: the end is the same, bit for bit."""
+  workdir = tmp_path / 'run'
+  assert train(workdir, {'batch': 4}, at={7: lambda: os.kill(os.getpid(), signal.SIGTERM)}) == 143
+  other = {'batch': 4, 'log.every': 3, 'log.validate_every': 20, 'log.checkpoint_every': 9, 'log.keep': 2}
+  assert train(workdir, {**other, 'optimizer.learning_rate': 0.5}) == 2
+  err = capsys.readouterr().err
+  assert '(config.optimizer.learning_rate: 0.001 -> 0.5)' in err
+  assert train(workdir, other) == 0
+  assert 'note: config.log.every: 1 -> 3, from here on' in capsys.readouterr().out
+  assert final(workdir) == final(finished)
+  steps, loss = zip(*events(workdir)['train/loss'])
+  assert steps == (*range(1, 9), 9, 12, 15, 18, 20)
+  assert set(zip(steps, loss)) < set(events(finished)['train/loss'])
+  assert checkpoints_of(workdir) == ['18', '20']
+
+
+def test_a_damaged_end_is_trained_again(train, finished, tmp_path, capsys):
+  """One byte of step 20; the run was finished."""
+  workdir = shutil.copytree(finished, tmp_path / 'run')
+  table = max((workdir / 'checkpoints' / '20' / 'params').rglob('d/*'), key=lambda path: path.stat().st_size)
+  content = bytearray(table.read_bytes())
+  content[len(content) // 2] ^= 1
+  table.write_bytes(content)
+  cut = []
+  assert train(workdir, {'batch': 4}, at={n: functools.partial(cut.append, n) for n in range(20)}) == 0
+  out = capsys.readouterr().out
+  assert 'warning: checkpoint 20 is damaged (params/ocdbt' in out and 'going on from step 18' in out
+  assert cut == [18, 19]
+  assert final(workdir) == final(finished) and checkpoints_of(workdir) == checkpoints_of(finished)
+  ours, theirs = events(workdir), events(finished)
+  assert ours['train/loss'] == theirs['train/loss']
+
+
 def test_a_config_that_fails_claims_no_workdir(train, tmp_path, capsys):
   """Or the corrected config would be refused as another one."""
   rng = np.random.default_rng(0)
@@ -354,17 +389,6 @@ def test_a_surface_that_no_document_can_serve_is_refused_before_anything_is_writ
   assert not (tmp_path / 'run').exists()
 
 
-def test_dropout_masks_survive_a_restart(train, tmp_path):
-  """No generator state is saved: a mask is a function of (seed, step)."""
-  fields = {'model.dropout': 0.3, 'steps': 6, 'log.checkpoint_every': 100, 'optimizer.accumulate': 2}
-  assert train(tmp_path / 'whole', fields) == 0
-  assert train(tmp_path / 'parts', fields, at={2: lambda: os.kill(os.getpid(), signal.SIGTERM)}) == 143
-  assert train(tmp_path / 'parts', fields) == 0
-  assert final(tmp_path / 'parts', 6) == final(tmp_path / 'whole', 6)
-  assert train(tmp_path / 'dry', {**fields, 'model.dropout': 0.0}) == 0
-  assert final(tmp_path / 'dry', 6) != final(tmp_path / 'whole', 6)
-
-
 POSITIONS = {
   'randomized': ("randomized(max_len=60, per_layer=True, eval='arange')", "('alibi', 'rope')"),
   'pose': ('pose(target_len=256)', 'rope'),
@@ -423,7 +447,13 @@ def test_a_loss_that_is_no_number_stops_the_run(train, tmp_path, capsys):
   err = capsys.readouterr().err
   assert err.count('\n') == 1
   assert err.startswith('error: ')
-  assert 'nan at step 2; last checkpoint: 1' in err
+  assert f'nan at step 2; its windows are in {tmp_path}/run/batch_2.npz; last checkpoint: 1' in err
+  batch = np.load(tmp_path / 'run' / 'batch_2.npz')
+  config = Config.from_dict(provenance.read(tmp_path / 'run'))
+  documents = {d.name: d.tokens[:] for d in config.load_data().splits.train}
+  assert batch['inputs'].shape == batch['targets'].shape == (8, 32)
+  for name, start, targets_T in zip(batch['document'], batch['start'], batch['targets']):
+    np.testing.assert_array_equal(targets_T, documents[name][start : start + 32])
   checkpoints = Checkpoints(tmp_path / 'run')
   assert checkpoints.steps == [1], 'a broken state was saved'
   checkpoints.close()
@@ -433,7 +463,8 @@ def test_a_last_update_that_breaks_the_model_is_no_success(train, tmp_path, caps
   """The loss of its step is finite, being the one before it; only the validation after it can tell."""
   broken = lambda *args: lambda *args: jnp.float32(jnp.nan)  # noqa: E731
   assert train(tmp_path / 'run', {'batch': 4, 'steps': 1}, make_validate=broken) == 1
-  assert 'error: validation nll = nan at step 1; last checkpoint: none' in capsys.readouterr().err
+  err = capsys.readouterr().err
+  assert f'error: validation nll = nan at step 1; its windows are in {tmp_path}/run/batch_1.npz; last che' in err
 
 
 # ---- one step

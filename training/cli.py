@@ -1,5 +1,6 @@
 """How the programs start, and how they end when the user's input is at fault: one line on stderr, exit code 2."""
 
+import errno
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from training.hosts import Stopped
 
 # ml_collections raises AttributeError for a misspelt key and TypeError for a wrong type, absl its own for the rest.
 PARSING = flags.Error, AttributeError, KeyError, TypeError, ValueError, OSError, SyntaxError, ImportError
+
+DISK = errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS
 
 
 def read_config(options: Sequence[str]) -> Any:
@@ -72,9 +75,10 @@ def guard(main: Callable[[], int | None]) -> None:
   except KeyboardInterrupt:
     fail('interrupted', 130)
   except Exception as error:
-    # A path that cannot be read or written is the user's business; without a file name it is ours: traceback.
-    if isinstance(error, OSError) and error.filename is not None:
-      fail(f'{error.filename}: {error.strerror}')
+    # A path that cannot be read or written is the user's business, and so is a disk that is full, of which Python names
+    # no file when it writes; anything else without a file name is ours: traceback.
+    if isinstance(error, OSError) and (error.filename is not None or error.errno in DISK):
+      fail(f'{error.filename or "a file that was being written"}: {error.strerror}')
     why = hosts.lost(error)
     if why is not None:
       fail(f'a process of this run is gone ({why}); start all of them again to resume', 1)

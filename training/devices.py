@@ -29,6 +29,15 @@ def start_jax() -> None:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1  # macOS has none
     jax.config.update('jax_num_cpu_devices', min(cores, 8))
   hosts.join()
+  try:
+    jax.devices()
+  except (RuntimeError, AssertionError) as error:  # the second where jax knows a platform that this jaxlib does not
+    platforms: Any = jax.config
+    raise SpecError(
+      f'JAX_PLATFORMS = {platforms.jax_platforms!r}: jax has no such device here '
+      f'({(str(error).strip().splitlines() or [type(error).__name__])[0]}); scripts/setup.sh gpu or tpu installs what '
+      'one needs, JAX_PLATFORMS=cpu does without'
+    ) from None
 
 
 def make_mesh(batch: int, shape: tuple[int, int, int] = (0, 1, 1)) -> Mesh:

@@ -55,12 +55,23 @@ class RunLog:
         self.say(f'note: step {step}: {tag} = {value!r} is no number and is not logged')
         continue
       self._writer.add_scalar(tag, numbers[tag], step)
-    if hosts.first():
-      finite = {tag: value if math.isfinite(value) else str(value) for tag, value in numbers.items()}  # strict JSON
-      with self._metrics.open('a') as file:
-        file.write(json.dumps({'step': step, **finite}) + '\n')
-    # On disk now: a killed run's curve reaches as far as its log lines do.
-    self._writer.flush()
+    try:
+      if hosts.first():
+        finite = {tag: value if math.isfinite(value) else str(value) for tag, value in numbers.items()}  # strict JSON
+        with self._metrics.open('a') as file:
+          file.write(json.dumps({'step': step, **finite}) + '\n')
+      # On disk now: a killed run's curve reaches as far as its log lines do.
+      self._writer.flush()
+    except OSError as error:
+      self._abandon()
+      raise OSError(error.errno, error.strerror, str(self._metrics.parent)) from None  # Python names no file
+
+  def _abandon(self) -> None:
+    """tensorboardX would try again at exit, and end in three tracebacks of its own."""
+    writer = getattr(self._writer.file_writer, 'event_writer', None)
+    if writer is not None:
+      writer._worker.stop()
+      writer._closed = True
 
   def line(self, step: int, shown: str) -> None:
     """`shown` behind the bar, or as a line of its own with the time that is left."""

@@ -34,8 +34,8 @@ class OptimizerConfig:
         raise ValueError(f'{field} = {getattr(self, field)}: a number in [0, 1) is allowed')
     if self.final_fraction > 1:
       raise ValueError(f'final_fraction = {self.final_fraction}: a number in [0, 1] is allowed')
-    if self.learning_rate == 0:
-      raise ValueError('learning_rate = 0.0: a number above 0 is allowed')
+    if not 2**-126 <= self.learning_rate < 2**127:  # normal in float32, in which it is applied
+      raise ValueError(f'learning_rate = {self.learning_rate}: a number above 0 is allowed that float32 holds')
     if self.warmup_steps < 0:
       raise ValueError(f'warmup_steps = {self.warmup_steps}: a whole number of at least 0 is allowed')
     if self.accumulate < 1:

@@ -1,107 +1,13 @@
 """The real programs, killed: a run that is started again ends where an uninterrupted one does, to the bit."""
 
-import functools
-import hashlib
 import json
-import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
-import time
 
-import jax
-import numpy as np
 import pytest
-from flax import nnx
-
-from configs.schema import Config
-from training import provenance
-from training.checkpoints import Checkpoints, as_abstract
-from training.devices import make_mesh, whole
-from training.optimizer import decay_mask, make_optimizer
-
-# Runs a program as __main__ and kills its process, as a power cut would, when a method has been called n times.
-KILLER = """
-import importlib, os, runpy, signal, sys
-module, cls, method, n, program, *arguments = sys.argv[1:]
-cls, left = getattr(importlib.import_module(module), cls), int(n)
-original = getattr(cls, method)
-
-def counted(*args, **kwargs):
-  global left
-  left -= 1
-  if left < 0:
-    os.kill(os.getpid(), signal.SIGKILL)
-  return original(*args, **kwargs)
-
-setattr(cls, method, counted)
-sys.argv = [program, *arguments]
-runpy.run_path(program, run_name='__main__')
-"""
-
-# Slot 0 knows no position past its table, slot 1 no frequencies: two kinds of unsupported points in one curve.
-PATTERN = "('learned', 'alibi')"
-
-
-@pytest.fixture(scope='module')
-def start(root):
-  def run(program, *arguments, kill=None, code=None):
-    """`kill`: (module, class, method, n), the process dies in call n + 1, which with code 0 is never made."""
-    command = [sys.executable, f'{program}.py', *arguments]
-    if kill:
-      command = [sys.executable, '-c', KILLER, *map(str, kill), *command[1:]]
-      code = -signal.SIGKILL if code is None else code
-    env = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(root)}
-    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
-    assert done.returncode == (code or 0), f'{done.stdout}\n{done.stderr}'
-    return done.stdout
-
-  return run
-
-
-@pytest.fixture(scope='module')
-def train(start):
-  """train(workdir, kill=None); a checkpoint every 4 of 20 steps."""
-
-  def run(workdir, **kwargs):
-    fields = {'posenc': PATTERN, 'log.every': 1, 'log.checkpoint_every': 4, 'log.keep': 9}
-    options = [f'--config.{name}={value}' for name, value in fields.items()]
-    return start('train', '--config=configs/smoke.py', f'--workdir={workdir}', *options, **kwargs)
-
-  return run
-
-
-@pytest.fixture(scope='module')
-def finished(train, tmp_path_factory):
-  """An uninterrupted run: (workdir, what it printed)."""
-  workdir = tmp_path_factory.mktemp('faults') / 'run'
-  return workdir, train(workdir)
-
-
-@pytest.fixture
-def rng():
-  """Seeded by the clock: another place every time; the seed is shown, so that a failure can be repeated."""
-  seed = int(os.environ.get('FAULTS_SEED', time.time()))
-  print(f'FAULTS_SEED={seed}')
-  return random.Random(seed)
-
-
-def digest(workdir, step=20):
-  """Of parameters and optimizer state."""
-  config = Config.from_dict(provenance.read(workdir))
-  make = functools.partial(config.build_model, 257)
-  tx = make_optimizer(config.optimizer, config.steps, decay_mask(nnx.eval_shape(make)))
-
-  def init():
-    params = nnx.to_pure_dict(nnx.state(make()))
-    return {'params': params, 'opt': tx.init(params)}
-
-  checkpoints = Checkpoints(workdir)
-  state = checkpoints.restore(step, as_abstract(jax.eval_shape(init), whole(make_mesh(1))))
-  checkpoints.close()
-  return hashlib.sha256(b''.join(np.asarray(a).tobytes() for a in jax.tree.leaves(state))).hexdigest()
+from harness import FIELDS, KILLS, SWEEP, TIMED, copy_of, curves, digest, environment, one_line, run
 
 
 def at_batch(n):
@@ -109,11 +15,51 @@ def at_batch(n):
   return ('data', 'TrainWindows', 'batch', n)
 
 
-def test_a_killed_run_goes_on_bit_for_bit(train, finished, tmp_path, rng):
-  workdir = tmp_path / 'run'
-  train(workdir, kill=at_batch(rng.randrange(1, 20)))
-  train(workdir)
-  assert digest(workdir) == digest(finished[0])
+BATCH, ROWS = ('data', 'TrainWindows', 'batch'), ('evaluation.plan', 'Plan', 'tokens')
+
+
+@pytest.mark.parametrize('kills', [KILLS[0], pytest.param(KILLS[1], marks=pytest.mark.faults)])
+def test_killed_at_random_moments(finished, curve, tmp_path, rng, kills, record_property):
+  """Trainings, two kills of three, and sweeps: after every batch, in the midst of saves, of files, of a compilation."""
+  done = {'training': 0, 'sweep': 0}
+  left = {'sweep': kills // 3, 'training': kills - kills // 3}
+
+  def life(kind, workdir, seconds):
+    method, program, options = {
+      'training': (BATCH, 'train', FIELDS),
+      'sweep': (ROWS, 'eval_extrapolation', SWEEP),
+    }[kind]
+    before = ['-c', TIMED, *method, seconds, tmp_path / 'lived', f'{program}.py']
+    code, out, err = run('', f'--workdir={workdir}', *options, before=before, code=None)
+    assert code in (0, -signal.SIGKILL), f'{out}\n{err}'
+    return code
+
+  def complete(kind, workdir):
+    if kind == 'training':
+      assert digest(workdir) == digest(finished[0])
+      assert curves(workdir) == curves(finished[0])
+      assert not list((workdir / 'checkpoints').glob('*tmp*')) and not (workdir / 'damaged').exists()
+      return
+    for name in ('curve.jsonl', 'curve.csv'):
+      assert (workdir / 'extrapolation' / name).read_bytes() == (curve[0] / name).read_bytes()
+
+  for kind in left:
+    longest = None if kills > 10 else 1.0  # how long a life is, which costs one more of them
+    while left[kind] or not done[kind]:
+      workdir = tmp_path / f'{kind}{done[kind]}'
+      if kind == 'sweep':
+        copy_of(finished[0], workdir)
+      code = -1
+      while code:
+        if longest is None:
+          code, longest = life(kind, workdir, 1000), float((tmp_path / 'lived').read_text())
+          continue
+        code = life(kind, workdir, rng.uniform(0, longest) if left[kind] else 1000)
+        left[kind] -= code != 0
+      complete(kind, workdir)
+      done[kind] += 1
+      shutil.rmtree(workdir)
+  record_property('counted', f'{kills} kills in {done["training"]} trainings and {done["sweep"]} sweeps')
 
 
 def test_validation_beyond_a_table_is_left_out_with_a_note(finished):
@@ -171,20 +117,7 @@ def test_a_run_on_a_stream_goes_on_bit_for_bit(start, tmp_path, rng, monkeypatch
   assert train(tmp_path / 'run', code=2) == ''
 
 
-@pytest.fixture(scope='module')
-def curve(start, finished):
-  """The uninterrupted sweep of the finished run: (its folder, options)."""
-  options = ['--method=none', '--method=ntk', '--method=logn', '--multiples=0.5,1,2']
-  out = start('eval_extrapolation', f'--workdir={finished[0]}', *options)
-  assert 'unsupported' in out
-  return finished[0] / 'extrapolation', options
-
-
-def copy_of(run, to):
-  shutil.copytree(run, to, ignore=shutil.ignore_patterns('extrapolation'))
-  return to
-
-
+@pytest.mark.faults
 def test_a_sweep_killed_three_times_gives_the_same_bytes(start, finished, curve, tmp_path, rng):
   """Before a batch is put away, while a file is renamed, before a batch is scored: four of them are to be scored."""
   folder, options = curve
@@ -258,17 +191,9 @@ finally:
 """
 
 
-@pytest.fixture(scope='module')
-def rope(start, tmp_path_factory):
-  """A run whose sweep is some twenty batches."""
-  workdir = tmp_path_factory.mktemp('rope') / 'run'
-  start('train', '--config=configs/smoke.py', f'--workdir={workdir}')
-  return workdir
-
-
 @pytest.mark.faults
 def test_a_sweep_killed_at_twenty_moments_scores_nothing_twice(root, rope, tmp_path, rng):
-  env = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(root)}
+  env = environment()
 
   def life(workdir, delay):
     """Exit code and what it told."""
@@ -303,28 +228,6 @@ def test_a_sweep_killed_at_twenty_moments_scores_nothing_twice(root, rope, tmp_p
   print(f'{kills} kills in {finished} sweeps of {seconds:.1f} s')
 
 
-@pytest.mark.faults
-def test_two_sweeps_share_a_store(root, rope, tmp_path):
-  """Copies of a run are one checkpoint. Both end with the curve of a sweep of its own."""
-  env = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(root)}
-  alone = copy_of(rope, tmp_path / 'alone')
-  command = [sys.executable, 'eval_extrapolation.py']
-  subprocess.run([*command, f'--workdir={alone}'], cwd=root, env=env, check=True, capture_output=True)
-  both = [copy_of(rope, tmp_path / name) for name in 'ab']
-  started = [
-    subprocess.Popen(
-      [*command, f'--workdir={run}', f'--store={tmp_path}/store'], cwd=root, env=env, stdout=subprocess.DEVNULL
-    )
-    for run in both
-  ]
-  assert [process.wait() for process in started] == [0, 0]
-  for run in both:
-    for name in ('curve.jsonl', 'curve.csv'):
-      assert (run / 'extrapolation' / name).read_bytes() == (alone / 'extrapolation' / name).read_bytes()
-    assert not (run / 'extrapolation' / 'store').exists()
-  assert len(list(tmp_path.glob('store/*/*.npz'))) == len(list(alone.glob('extrapolation/store/*/*.npz')))
-
-
 def test_what_a_scheme_cannot_give_is_recorded_as_unsupported(curve):
   """Exit 0 and a reason: a table has no row past its end, and NTK nothing to act on without frequencies."""
   points = [json.loads(line) for line in (curve[0] / 'curve.jsonl').read_text().splitlines()]
@@ -348,29 +251,6 @@ def test_what_a_scheme_cannot_give_is_recorded_as_unsupported(curve):
   ('flag', 'says'), [('--checkpoint=7', '7: allowed: 4, 8, 12, 16, 20'), ('--checkpoint=x', "'x'")]
 )
 @pytest.mark.faults
-def test_a_sweep_of_what_was_not_saved(root, finished, flag, says):
-  command = [sys.executable, 'eval_extrapolation.py', f'--workdir={finished[0]}', flag]
-  done = subprocess.run(command, cwd=root, capture_output=True, text=True)
-  assert done.returncode == 2
-  assert done.stderr.startswith('error: ')
-  assert done.stderr.count('\n') == 1
-  assert says in done.stderr
-
-
-FULL_DISK = """
-import resource, runpy, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))  # files end here, as on a full disk
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name='__main__')
-"""
-
-
-@pytest.mark.faults
-def test_a_full_disk_is_no_success(root, tmp_path):
-  """The save fails in the background, after the loop has gone on; exit 0 would leave a run without its end."""
-  command = [sys.executable, '-c', FULL_DISK, 'train.py', '--config=configs/smoke.py', f'--workdir={tmp_path}/run']
-  env = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(root), 'JAX_ENABLE_COMPILATION_CACHE': 'false'}
-  done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=300)
-  assert done.returncode == 1, done.stdout + done.stderr
-  assert 'finished, step 20' not in done.stdout
-  assert Checkpoints(tmp_path / 'run').steps == []
+def test_a_sweep_of_what_was_not_saved(finished, flag, says):
+  _, err = run('eval_extrapolation', f'--workdir={finished[0]}', flag, code=2)
+  assert says in one_line(err)
