@@ -128,7 +128,7 @@ def main() -> int:
       print(f'\n{_forecast(survey, lambda n: n * provenance.forward_flops_per_token(config, shapes, n), scorer)}')
       print(f'\n{expect.text(survey)}')
     return 0
-  for remark in (*posenc.remarks(methods, slots, config.train_len), *rule.remarks()):
+  for remark in (*posenc.remarks((*methods, config.method), slots, config.train_len), *rule.remarks()):
     print(f'note: {remark}')
   facts = provenance.facts(config, data, shapes, step)
   if all(isinstance(scheme, ALiBi) for scheme in slots):

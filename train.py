@@ -2,7 +2,8 @@
 
   python train.py --config=configs/quickstart.py:rope --workdir=runs/rope
 
-Run the same command again to resume; a finished run is left as it is. SIGTERM and SIGINT save and exit.
+With config.init_from it goes on from another run's parameters, at config.tune_len tokens and with config.method in
+force. Run the same command again to resume; a finished run is left as it is. SIGTERM and SIGINT save and exit.
 """
 
 import functools
@@ -20,15 +21,17 @@ from ml_collections import config_flags
 import posenc
 from configs.schema import Config
 from data import TrainWindows
+from evaluation.store import checkpoint_hash
 from evaluation.surface import Surface
 from models.lm import abstract
 from models.memory import check_state, fitted
 from models.ring import place
 from training import cli, guard, hosts, lock, provenance
-from training.checkpoints import Checkpoints, as_abstract
+from training.checkpoints import Checkpoints, as_abstract, saved
 from training.devices import make_mesh, split_tokens, spread, whole_shares
 from training.log import RunLog
 from training.optimizer import decay_mask, make_optimizer, schedule
+from training.source import Source
 from training.step import make_train_step, make_validate
 
 CONFIG = config_flags.DEFINE_config_file('config', None, 'The recipe.', lock_config=True)
@@ -44,11 +47,11 @@ def main() -> int:
   workdir = pathlib.Path(WORKDIR.value).absolute()
   data = config.load_data()
   cut_as = {'bos': config.data.bos, 'bos_id': data.tokenizer.bos, 'stride': data.stride}
-  windows = TrainWindows(data.splits.train, config.train_len, **cut_as, seed=config.seed)
+  windows = TrainWindows(data.splits.train, config.window, **cut_as, seed=config.seed)
   slots = [config.build_scheme(text) for text in config.posenc]
   rule = config.build_rule(slots)
-  remarks = [*posenc.remarks((), slots, config.train_len), *rule.remarks()]
-  train_pos = posenc.positions('none', slots, config.train_len, config.train_len)
+  remarks = [*posenc.remarks((config.method,), slots, config.train_len), *rule.remarks()]
+  train_pos = posenc.positions(config.method, slots, config.train_len, config.window)
   surface = Surface(config, data, slots, rule)
   held_out = {}
   for multiple in config.log.validate_multiples:
@@ -74,15 +77,24 @@ def main() -> int:
   home = spread(mesh, like)
   check_state(like, home, config.memory_gb)
   hosts.on_first(mesh, lambda: lock.take(workdir))
-  hosts.on_first(mesh, lambda: provenance.claim(workdir, config, data))
+  # Asked for only before there is a checkpoint of this run: from then on it needs the other one no more.
+  source = Source(config, data) if config.init_from and not saved(workdir) else None
+  whence = source.facts(mesh, checkpoint_hash) if source else None
+  hosts.on_first(mesh, lambda: provenance.claim(workdir, config, data, whence))
   provenance.check_data(workdir, data)  # by every process: it has the same folder and the same text
   checkpoints = Checkpoints(workdir, keep=config.log.keep)
-  start, saved = checkpoints.newest(as_abstract(like, home), lambda line: print(f'warning: {line}'))
-  if start >= config.steps:
+  start, there = checkpoints.newest(as_abstract(like, home), lambda line: print(f'warning: {line}'))
+  if there is not None and start >= config.steps:
     print(f'{workdir}: finished, step {start} of {config.steps}; nothing to do')
     return 0
   hosts.on_first(mesh, lambda: checkpoints.check_space(like))
-  state = jax.jit(init, out_shardings=home)() if saved is None else saved
+  if there is not None:
+    state = there
+  elif source:
+    params = source.params(mesh, home['params'])
+    state = {'params': params, 'opt': jax.jit(tx.init, out_shardings=home['opt'])(params)}
+  else:
+    state = jax.jit(init, out_shardings=home)()
 
   # ---- steps
   train_pos = jax.tree.map(np.asarray, train_pos)  # a constant of the program on every process
@@ -90,11 +102,11 @@ def main() -> int:
   validate_step = make_validate(graphdef, mesh)
   surface.begin(workdir / 'extrapolation', graphdef, mesh, functools.partial(provenance.facts, config, data, shapes))
   lr = schedule(config.optimizer, config.steps)
-  tokens_per_step = config.optimizer.accumulate * config.batch * config.train_len
+  tokens_per_step = config.optimizer.accumulate * config.batch * config.window
   flops_per_step = tokens_per_step * provenance.train_flops_per_token(config, shapes)
 
   def batch_at(step):
-    shape = (config.optimizer.accumulate, config.batch, config.train_len)
+    shape = (config.optimizer.accumulate, config.batch, config.window)
     cut = functools.partial(windows.batch, step, config.optimizer.accumulate * config.batch)
     inputs, targets = place(split_tokens(mesh, axis=1), shape, cut)
     at = rule.train(config.seed, step)
@@ -170,6 +182,8 @@ def main() -> int:
   for number in (signal.SIGTERM, signal.SIGINT):
     signal.signal(number, note)
   several = jax.process_count() > 1
+  if not config.steps:
+    checkpoints.save(0, state)
   done, pending, stopping, needed = start, None, 0, 0
   while done < config.steps and not stopping:
     # All processes stop at one step: what one was told goes to all with the step. A launch of its own every step would

@@ -20,7 +20,7 @@ from data import Data, DataConfig, load_data
 from evaluation.plan import EvalConfig
 from evaluation.surface import SurfaceConfig
 from models.lm import LM, ModelConfig, check_pattern
-from posenc import PositionScheme, Rule
+from posenc import PositionScheme, Rule, interchange
 from spec import SpecError, one_of
 from training.optimizer import OptimizerConfig
 
@@ -49,7 +49,13 @@ class Config:
   """One run: what is trained on what, for how long, and how it is evaluated afterwards.
 
   posenc: a scheme, or a tuple of schemes that repeats over the layers. positions: where tokens stand in training, a
-  rule of posenc/sampling.py. methods: what a sweep evaluates by default. train_len: tokens in a training window.
+  rule of posenc/sampling.py. methods: what a sweep evaluates by default. train_len: tokens in a training window, the
+  length 1x that all others are multiples of, L of every method.
+
+  init_from: folder of a run whose parameters this one begins with; '' draws them. Everything but how positions are
+  encoded is then as it is there, train_len included. method: the scaling method in force in training; what a sweep
+  calls 'none' is this one. tune_len: tokens in a training window where that is not train_len, 0: it is.
+
   max_multiple: the longest length a sweep of this run may ask for, in units of train_len; it fixes which documents are
   held out and which tokens are scored. batch: windows per micro-batch. mesh: devices (data, fsdp, context); the first
   two share the batch, fsdp the parameters and optimizer state too, context every sequence; data 0 is as many as there
@@ -71,7 +77,10 @@ class Config:
     'sliding_window',
     'rerope',
   )
+  init_from: str = ''
+  method: str = 'none'
   train_len: int = 512
+  tune_len: int = 0
   max_multiple: int = 32
   steps: int = 10_000
   batch: int = 32
@@ -86,13 +95,24 @@ class Config:
   log: LogConfig = LogConfig()
 
   def __post_init__(self):
-    for field in ('train_len', 'max_multiple', 'steps', 'batch'):
-      if getattr(self, field) < 1:
-        raise ValueError(f'{field} = {getattr(self, field)}: a whole number of at least 1 is allowed')
+    # No step at all: another run's parameters under this one's positions, to be swept as they are.
+    for field, least in (
+      ('train_len', 1),
+      ('tune_len', 0),
+      ('max_multiple', 1),
+      ('steps', not self.init_from),
+      ('batch', 1),
+    ):
+      if getattr(self, field) < least:
+        raise ValueError(f'{field} = {getattr(self, field)}: a whole number of at least {int(least)} is allowed')
     if self.train_len * self.max_multiple > 2**24:
       raise ValueError(
         f'max_multiple = {self.max_multiple}: at most {2**24} tokens are allowed, not {self.train_len} times as many: '
         'beyond, float32 skips positions'
+      )
+    if self.tune_len > 2**24:
+      raise ValueError(
+        f'tune_len = {self.tune_len}: at most {2**24} tokens are allowed: beyond, float32 skips positions'
       )
     if not 0 <= self.seed < 2**32:
       raise ValueError(f'seed = {self.seed}: a whole number from 0 to 2**32 - 1 is allowed')
@@ -105,8 +125,9 @@ class Config:
     data, fsdp, context = self.mesh
     if self.batch % (max(data, 1) * fsdp):
       raise ValueError(f'mesh = {self.mesh}: a data x fsdp that divides batch = {self.batch} is allowed')
-    if self.train_len % context:
-      raise ValueError(f'mesh = {self.mesh}: a context that divides train_len = {self.train_len} is allowed')
+    if self.window % context:
+      field = 'tune_len' if self.tune_len else 'train_len'
+      raise ValueError(f'mesh = {self.mesh}: a context that divides {field} = {self.window} is allowed')
     if not self.posenc:
       raise ValueError('posenc = (): at least one scheme is allowed')
     if not self.methods or len(set(self.methods)) != len(self.methods):
@@ -117,12 +138,22 @@ class Config:
     with _naming('posenc'):
       slots = [self.build_scheme(text) for text in self.posenc]
     check_pattern(self.model, slots)
+    with _naming('method'):
+      object.__setattr__(
+        self, 'method', interchange.ours(self.method, self.train_len, [s.base for s in slots if s.rot])
+      )
+      try:
+        posenc.positions(self.method, slots, self.train_len, self.window)
+      except posenc.Unsupported as reason:
+        raise SpecError(str(reason)) from None
     with _naming('positions'):
       rule = self.build_rule(slots)
     for method in self.methods:
       # Unsupported is no error: the sweep records it as the outcome of the method's points.
       with _naming('methods'), contextlib.suppress(posenc.Unsupported):
         posenc.positions(method, slots, self.train_len, self.train_len, rule=rule)
+    # Under our own names from here on: the same method, said in two ways, is one curve.
+    object.__setattr__(self, 'methods', tuple(dict.fromkeys(interchange.ours(method) for method in self.methods)))
     targets = self.eval.targets(self.train_len)
     scored = {'eval.multiples': self.eval.multiples}
     if self.surface.checkpoints:
@@ -145,6 +176,11 @@ class Config:
           'targets that every window scores is allowed'
         )
 
+  @property
+  def window(self) -> int:
+    """Tokens in a training window."""
+    return self.tune_len or self.train_len
+
   def tokens(self, multiple: float) -> int:
     """A length given in units of `train_len`, in tokens."""
     return round(multiple * self.train_len)
@@ -163,7 +199,14 @@ class Config:
 
   def build_rule(self, slots: Sequence[PositionScheme]) -> Rule:
     """Where tokens stand in training, for `slots` as `build_scheme` makes them."""
-    return posenc.build_rule(self.positions, slots, train_len=self.train_len, layers=self.model.layers)
+    return posenc.build_rule(
+      self.positions,
+      slots,
+      train_len=self.window,
+      layers=self.model.layers,
+      method=self.method,
+      base_len=self.train_len,
+    )
 
   def load_data(self) -> Data:
     """The corpus, split so that every test document serves the longest length a sweep of this run may ask for."""

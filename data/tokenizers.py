@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 BOS_NAMES = ('<|begin_of_text|>', '<s>', '<bos>', '<|endoftext|>')
 
 
+def characters() -> dict[str, int]:
+  """GPT-2 writes each byte as one printable character: itself, or the next free one from 256 on."""
+  itself = [*range(ord('!'), ord('~') + 1), *range(ord('¡'), ord('¬') + 1), *range(ord('®'), ord('ÿ') + 1)]
+  others = [b for b in range(256) if b not in itself]
+  return {chr(b): b for b in itself} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
 class Tokenizer:
   """What all tokenizers share. `pieces`: the bytes that each id stands for, b'' for ids that are no text."""
 
@@ -92,10 +99,7 @@ class BPE(Tokenizer):
     self._bpe.encode_special_tokens = True
     ids = self._bpe.get_vocab()
     added = self._bpe.get_added_tokens_decoder()
-    # GPT-2 writes each byte as one printable character: itself, or the next free one from 256 on.
-    itself = [*range(ord('!'), ord('~') + 1), *range(ord('¡'), ord('¬') + 1), *range(ord('®'), ord('ÿ') + 1)]
-    others = [b for b in range(256) if b not in itself]
-    byte_of = {chr(b): b for b in itself} | {chr(256 + i): b for i, b in enumerate(others)}
+    byte_of = characters()
     self._falls_back = bool(getattr(self._bpe.model, 'byte_fallback', False))
 
     def text_of(piece: str) -> bytes:

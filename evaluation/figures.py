@@ -189,6 +189,31 @@ def by_position(points: Sequence[Point], looks: Looks) -> 'Figure':
   return figure
 
 
+def factors(lines: Mapping[str, Sequence[float]], title: str) -> 'Figure':
+  """By how much each frequency pair is divided, from the fastest to the slowest; the first line is what was found."""
+  from matplotlib import ticker
+
+  with _style():
+    figure = _figure(7.5, 4.0)
+    ax = figure.subplots()
+    for i, (label, factors_P) in enumerate(lines.items()):
+      style: Any = (
+        {'color': 'k', 'lw': 1.8, 'marker': 'o', 'ms': 4, 'zorder': 3}
+        if not i
+        else {'lw': 1.4, 'ls': ('-', '--', ':')[i % 3]}
+      )
+      ax.plot(range(len(factors_P)), factors_P, label=label, **style)
+    ax.set_yscale('log', base=2)
+    ax.yaxis.set_major_formatter('{x:g}')
+    ax.set_xlabel('frequency pair')
+    ax.set_ylabel('lambda: frequency divided by')
+    ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+    ax.set_title(title, fontsize=9)
+    ax.grid(alpha=0.25)
+    ax.legend(fontsize=8, loc='best')
+  return figure
+
+
 def pairs(points: Sequence[Mapping[str, Any]]) -> 'Figure':
   """What evaluation/diagnosis.py makes of pairs: nats recovered by each pair alone, and by sets of them.
 

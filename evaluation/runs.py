@@ -47,9 +47,14 @@ class Run(NamedTuple):
 
   @property
   def recipe(self) -> str:
-    """What was trained, as text."""
-    config = {k: v for k, v in self.config.items() if k not in APART}
-    return json.dumps([config, self.points[0]['checkpoint_step']], sort_keys=True)
+    """What was trained, as text. Seeds that go on from seeds of one source are one recipe."""
+    source = dict(self.record.get('source') or {})
+    whence = {'config': _lasting(source.get('config', {})), **{k: source.get(k) for k in ('step', 'sha256')}}
+    return json.dumps([_lasting(self.config), self.points[0]['checkpoint_step'], whence], sort_keys=True)
+
+
+def _lasting(config: dict[str, Any]) -> dict[str, Any]:
+  return {k: v for k, v in config.items() if k not in (*APART, 'init_from')}
 
 
 def curve_of(workdir: pathlib.Path) -> pathlib.Path:

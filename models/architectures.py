@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from models.lm import ModelConfig
+from posenc import interchange
 from spec import SpecError, one_of
 
 
@@ -97,23 +98,43 @@ class Keys:
 GATED = {'silu': 'swiglu', 'swish': 'swiglu', 'gelu_pytorch_tanh': 'geglu', 'gelu_new': 'geglu'}
 PLAIN = {'gelu': 'gelu', 'gelu_new': 'gelu_tanh', 'gelu_fast': 'gelu_tanh', 'gelu_pytorch_tanh': 'gelu_tanh'}
 FULL, SLIDING = 'full_attention', 'sliding_attention'
+LENGTHS = ('original_max_position_embeddings', 'max_position_embeddings')
+
+
+ROPE = ('rope_scaling', 'rope_parameters', 'rope_theta', 'partial_rotary_factor', *LENGTHS)
 
 
 def _rope(
   c: Keys, *, base: float = 10000.0, local_base: float | None = None, fraction: float = 1.0, length: int = 2048
 ) -> tuple[dict[str, str], str, int]:
-  """RoPE: the scheme of each layer type, the scaling method in force, and the context that it was trained at."""
-  old, new = c('rope_scaling', default={}), c('rope_parameters', default={})
-  base, fraction = c('rope_theta', default=base), c('partial_rotary_factor', default=fraction)
-  schemes = {}
-  for kind, plain in ((FULL, base), (SLIDING, local_base or base)):
-    said = {'rope_theta': plain, 'partial_rotary_factor': fraction, **old, **(new.get(kind, new))}
-    form = said.get('rope_type', said.get('type', 'default'))
-    if form != 'default':
-      raise SpecError(f'config.json: rope_type = {form!r}: default is allowed')
-    share = '' if said['partial_rotary_factor'] == 1 else f', fraction={float(said["partial_rotary_factor"])!r}'
-    schemes[kind] = f'rope(base={float(said["rope_theta"])!r}{share})'
-  return schemes, 'none', c('original_max_position_embeddings', 'max_position_embeddings', default=length)
+  """RoPE: the scheme of each layer type, the scaling method in force, and the context that it was trained at.
+
+  base, local_base, fraction: where the config does not say. What it says of scaling is read by posenc/interchange.py.
+  """
+  said = {key: value for key in ROPE if (value := c(key, default=None)) is not None}
+  settings = said.get('rope_parameters') or said.get('rope_scaling') or {}
+  nested = any(isinstance(value, Mapping) for value in settings.values())
+  for key, value in (('rope_theta', base), ('partial_rotary_factor', fraction)):
+    if key not in said and key not in settings and (key, value) != ('partial_rotary_factor', 1.0):
+      said[key] = value
+  if local_base is not None and not nested:
+    said['rope_local_base_freq'] = local_base
+  try:
+    found = interchange.read(said)
+  except SpecError as error:
+    raise SpecError(f'config.json: {error}') from None
+  kinds = {kind: found.get('', found.get(kind)) for kind in (FULL, SLIDING)}
+  for kind, rope in kinds.items():
+    if rope is None:
+      raise SpecError(f'config.json: rope_parameters.{kind} is missing')
+  full, sliding = (kinds[kind] for kind in (FULL, SLIDING))
+  assert full is not None and sliding is not None
+  if (local_base is not None or nested) and full.method != sliding.method:
+    raise SpecError(
+      f'config.json: rope_parameters: {full.method} in layers of type {FULL}, {sliding.method} in others: '
+      'one for all layers is allowed'
+    )
+  return {FULL: full.scheme, SLIDING: sliding.scheme}, full.method, full.original or length
 
 
 def _windowed(schemes: Mapping[str, str], kinds: Iterable[str], window: int | None) -> tuple[str, ...]:

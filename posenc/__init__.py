@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from posenc import rotations
+from posenc import interchange, rotations
 from posenc.alibi import ALiBi
 from posenc.base import Bias, Dims, Far, Positions, PositionScheme, PosParam, Unsupported, with_options
 from posenc.cope import CoPE
@@ -77,8 +77,11 @@ def check_scheme(text: str) -> Call:
 
 
 def check_method(text: str) -> list[Call]:
-  """Parses a method's string; raises SpecError unless every term is one of METHODS with arguments that it takes."""
-  calls = parse(text)
+  """Parses a method's string; raises SpecError unless every term is one of METHODS with arguments that it takes.
+
+  'hf:{"rope_type": "yarn", "factor": 4.0}' is the method that Hugging Face's dict stands for.
+  """
+  calls = parse(interchange.ours(text))
   for call in calls:
     if call.name not in METHODS:
       raise SpecError(one_of('method', call.name, METHODS))
@@ -104,14 +107,22 @@ def build(text: str, *, heads: int, head_dim: int, d_model: int, train_len: int,
   return with_options(scheme, rngs, **options)
 
 
-def build_rule(text: str, schemes: Sequence[PositionScheme], *, train_len: int, layers: int) -> Rule:
+def build_rule(
+  text: str, schemes: Sequence[PositionScheme], *, train_len: int, layers: int, method: str = 'none', base_len: int = 0
+) -> Rule:
   """The rule for training-time positions that `text` names, for a pattern of schemes over so many layers.
+
+  train_len: tokens in a training window. method: the scaling method in force while it was trained, of base_len tokens
+  (0: train_len), what `positions` calls train_len.
 
   SpecError, in one line, if it names none, or if its positions are read by no scheme or not held by a scheme's table.
   """
   call = check_rule(text)
   rule = RULES[call.name](train_len, layers, len(schemes), **call.kwargs)
-  rule.text = text
+  rule.method = method
+  tuned = [f'tuned at {train_len}'] if base_len not in (0, train_len) else []
+  told = [part for part, plain in ((text, 'sequential'), (method, 'none')) if part != plain]
+  rule.text = ', '.join([*tuned, *told]) or text
   names = ', '.join(dict.fromkeys(scheme.name for scheme in schemes))
   if rule.sampled and not any(scheme.reads_positions for scheme in schemes):
     raise SpecError(f'{call.name}: positions are not read by {names}: sequential is allowed')
@@ -153,15 +164,21 @@ def positions(
 
   rule: what the model was trained with; it says where tokens stand before a method is asked. None: sequential.
 
+  Where it was trained with a method in force, 'none' is as trained. A method with frequencies of its own takes its
+  place, and scales the base's by the same L (PI at 16 of a model tuned with PI at 8 divides by 16); any other, log-n or
+  a window, joins it. L of those is the longest window trained on, and so is that of the former without one in force:
+  the frequencies were trained there as they are.
+
   Raises:
     SpecError: `method` is no method, or two of its terms write one field.
     Unsupported: no slot has what a term writes, or a scheme or rule has no positions at this length.
   """
-  calls = check_method(method)
   for what, value in (('train_len', train_len), ('eval_len', eval_len)):
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
       raise SpecError(f'{what} = {value!r}: a whole number of at least 1 is allowed')
   slots = [scheme] if isinstance(scheme, PositionScheme) else list(scheme)
+  method = interchange.ours(method, train_len, [slot.base for slot in slots if slot.rot])
+  terms = _terms(method, slots, train_len, rule)
   out = [slot.plain(eval_len) for slot in slots]
   if rule is not None and (at := rule.evaluate(eval_len)) is not None:
     out = [dataclasses.replace(pos, at_T=at_T) for pos, at_T in zip(out, at, strict=True)]
@@ -170,14 +187,14 @@ def positions(
       why = f': {slot.max_len_why}' if slot.max_len_why else ''
       raise Unsupported(f'{slot.name} has positions for {slot.max_len} tokens, asked for {longest}{why}')
   writers: list[dict[str, str]] = [{} for _ in slots]
-  for call in calls:
+  for call, length in terms:
     reasons, used = [], False
     for i, slot in enumerate(slots):
       if call.at is not None and call.at != slot.name:
         reasons.append(f'{slot.name} is not {call.at}')
         continue
       try:
-        writes = METHODS[call.name](out[i], slot, train_len, eval_len, **call.kwargs)
+        writes = METHODS[call.name](out[i], slot, length, eval_len, **call.kwargs)
         if 'far' in writes and not np.array_equal(out[i].at_T, np.arange(eval_len)):
           # Both maps must count alike, and a method's counts tokens.
           raise Unsupported('a second position map is defined for sequential positions')
@@ -199,6 +216,29 @@ def positions(
       raise Unsupported(f'{call.name}: ' + '; '.join(dict.fromkeys(reasons)))
   cast = [jax.tree.map(lambda a: jnp.asarray(np.asarray(a, np.float32)), pos) for pos in out]
   return cast[0] if isinstance(scheme, PositionScheme) else tuple(cast)
+
+
+def _terms(method: str, slots: Sequence[PositionScheme], train_len: int, rule: Rule | None) -> list[tuple[Call, int]]:
+  """What is folded, each with its L: `method`, after what was in force in training unless it takes its place."""
+  calls = check_method(method)
+  force = [call for call in check_method(rule.method) if call.name != 'none'] if rule is not None else []
+  longest = train_len if rule is None else max(train_len, rule.train_len)
+  if force:
+    scales = [any(_scales(call, slot, train_len) for slot in slots) for call in calls]
+    if any(scales):
+      return [(call, train_len if own else longest) for call, own in zip(calls, scales, strict=True)]
+  return [*((call, train_len) for call in force), *((call, longest) for call in calls)]
+
+
+def _scales(call: Call, slot: PositionScheme, train_len: int) -> bool:
+  """Whether it makes frequencies of the trained ones. Asked of what it writes, so that no method need say so."""
+  method = METHODS[call.name]
+  if method in TRANSFORMS or not slot.rot:
+    return False
+  with contextlib.suppress(SpecError, Unsupported):  # told when it is folded
+    length = 2 * train_len
+    return 'inv_freq_P' in method(slot.plain(length), slot, train_len, length, **call.kwargs)
+  return False
 
 
 def follows_length(

@@ -38,7 +38,8 @@ class Rule:
   slot's layers has a draw of its own.
   """
 
-  text = 'sequential'  # as the config names it; `posenc.build_rule` sets it
+  text = 'sequential'  # of a curve: as the config names it, and what else `posenc.build_rule` is told
+  method = 'none'  # in force in training
   sampled = False  # whether training steps differ
   per_layer = False
 

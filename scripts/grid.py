@@ -61,7 +61,7 @@ class Cell:
   @property
   def next(self) -> str | None:
     """The program that it needs; None where it is finished."""
-    if self.step < self.config.steps:
+    if self.step < self.config.steps or not checkpoints.saved(self.workdir):
       return 'train'
     return None if self._swept() else 'eval_extrapolation'
 

@@ -33,6 +33,8 @@ def main(argv: list[str] | None = None) -> None:
   # ---- what it is, and the config of a run of it
   source = pretrained.open_source(args.source)
   form = read_config(source.config)
+  if args.train_len and form.method != 'none':
+    raise SpecError(f'--train_len = {args.train_len}: {form.method} is in force, whose length is {form.train_len}')
   if not 0 <= args.train_len <= form.train_len:
     raise SpecError(f'--train_len = {args.train_len}: at most {form.train_len}, which it was trained at, is allowed')
   if source.tokenizer is None:
@@ -43,7 +45,7 @@ def main(argv: list[str] | None = None) -> None:
   asked = cli.read_config(options).to_dict()
   # Shapes are the model's; how it is computed is the recipe's.
   ours = {field: asked['model'][field] for field in ('dtype', 'remat', 'tile', 'loss_chunk', 'dropout')}
-  asked |= {'posenc': form.pattern, 'train_len': args.train_len or form.train_len}
+  asked |= {'posenc': form.pattern, 'train_len': args.train_len or form.train_len, 'method': form.method}
   asked |= {'model': {**dataclasses.asdict(form.model), **ours}}
   asked['data'] |= {'tokenizer': f'bpe(path={str(path)!r})'}
   config = Config.from_dict(asked)

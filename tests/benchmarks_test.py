@@ -12,7 +12,7 @@ import jax
 import pytest
 
 import posenc
-from benchmarks import accelerator, attention, memory, race, startup, sweep, train_step
+from benchmarks import accelerator, attention, memory, race, search, startup, sweep, train_step
 from benchmarks.build import evaluation
 from models import kernels
 from models.lm import ModelConfig
@@ -100,6 +100,17 @@ def test_sweeps_count_their_programs(tmp_path, capfd):
 def test_the_sweep_that_is_timed_has_6_lengths_and_12_methods():
   assert (len(sweep.MULTIPLES), len(set(sweep.METHODS)), max(sweep.MULTIPLES)) == (6, 12, 32)
   assert sum('rerope' in method for method in sweep.METHODS) == 1  # a second program per length
+
+
+def test_searches_count_their_programs(tmp_path, capfd):
+  """One program for all candidates, one each for those that forget it; and all find the same numbers."""
+  search.main(['--tiny', '--repeats=1', '--candidates=4', f'--out={tmp_path}'])
+  (line,) = lines(tmp_path, 'search')
+  assert [(run['name'], run['compiles'], len(run['nll'])) for run in line['runs']] == [
+    ('one program', 1, 4), ('compiled again', 2, 2), ('started again', 1, 1),
+  ]  # fmt: skip
+  assert all(len(run['wall']) == len(run['cpu']) == 1 for run in line['runs'])
+  assert '| started again ' in capfd.readouterr().out
 
 
 @pytest.fixture

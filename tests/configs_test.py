@@ -25,6 +25,7 @@ from training import provenance
 
 NAMES = (
   'base',
+  'extend',
   'grid',
   'landscape',
   'length_generalisation',
@@ -39,7 +40,9 @@ RECIPES = [
   (name, scheme)
   for name in NAMES
   for scheme in (
-    SCHEMES if inspect.signature(importlib.import_module(f'configs.{name}').get_config).parameters else [None]
+    SCHEMES
+    if 'scheme' in inspect.signature(importlib.import_module(f'configs.{name}').get_config).parameters
+    else [None]
   )
 ]
 GROUPS = [Config, *(type(f.default) for f in dataclasses.fields(Config) if dataclasses.is_dataclass(f.default))]

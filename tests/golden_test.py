@@ -93,6 +93,7 @@ COUNTS = {
   'cope': {'ram/': 4, 'x_transformers/': 2, 'dape/': 2, 'x_transformers_unmasked_gates/': 2},
   'fox_pope_dape': {'fox/fla': 1, 'fox/x_transformers': 1, 'fox/decay_time/': 2, 'pope/': 2, 'dape/': 3},
   'decay_curves': {'d64': 1, 'd128': 1},
+  'longrope_search': {'default_hyper_params': 1, 'stub_run/': 2},
   'sinusoidal': {'fairseq/': 2, 'tensor2tensor/': 2, 'xlm_': 2, 'gptj_': 1, 'deepmind_': 1},
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""docs/GUARANTEES.md against the tests: every promise names one, and whatever is named exists and runs as said."""
+"""docs/GUARANTEES.md against the tests: every promise names one; every one named exists and runs when it says."""
 
 import ast
 import re

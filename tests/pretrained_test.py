@@ -72,12 +72,12 @@ def read(source):
   return form, graphdef, pretrained.read_params(source, form, shapes)
 
 
-def positions(form, length, method='none', train_len=0):
-  """As a run of it would have them, or one that had been trained at `train_len`."""
+def positions(form, length, method='', train_len=0):
+  """As a run of it would have them, or one that had been trained at `train_len`. '': the method in force."""
   shapes = {'heads': form.model.heads, 'head_dim': form.model.width, 'd_model': form.model.d_model}
   shapes['train_len'] = train_len or form.train_len
   slots = [posenc.build(text, rngs=nnx.Rngs(0), **shapes) for text in form.pattern]
-  return posenc.positions(method, slots, shapes['train_len'], length)
+  return posenc.positions(method or form.method, slots, shapes['train_len'], length)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -98,6 +98,20 @@ def test_logits_are_those_of_transformers(case, tmp_path):
   got = logits(source, GOLDEN[f'{case}/tokens'])
   print(f'{case}: {np.abs(got - want).max():.1e}')
   np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+def test_scaling_is_in_force_as_the_config_says():
+  forms = {case: read_config(config_of(case)) for case in CASES if 'rope' in case or case.startswith('llama-')}
+  assert (forms['llama-llama3'].method, forms['llama-llama3'].train_len) == ('llama31(factor=4.0)', 8)
+  assert (forms['llama-yarn'].method, forms['llama-dynamic'].method) == ('yarn(factor=4.0)', 'dynamic_ntk_hf')
+  longrope = forms['phi3-longrope']
+  assert longrope.method == 'longrope(short=(1.0, 1.5), long=(1.25, 6.0), factor=8.0)' and longrope.train_len == 8
+  gemma = config_of('gemma3')
+  gemma['rope_parameters']['full_attention'] |= {'rope_type': 'linear', 'factor': 8.0}
+  with pytest.raises(
+    SpecError, match=r'config.json: rope_parameters: pi\(factor=8.0\) in layers of type full_attention'
+  ):
+    read_config(gemma)
 
 
 def test_every_architecture_has_a_case():

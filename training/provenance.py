@@ -21,7 +21,7 @@ def claim(workdir: pathlib.Path, config: Any, data: Any, source: dict[str, Any] 
 
   The data are part of it: a config names a corpus, whose files may have changed since. The mesh, the memory and what is
   logged, validated and saved when are not: they change no update. config.json keeps what the run began with.
-  source: of parameters that were trained elsewhere, which files they are.
+  source: of parameters from elsewhere, which they are; None where a run goes on from its own checkpoint.
   """
   workdir.mkdir(parents=True, exist_ok=True)
   path = workdir / 'config.json'
@@ -30,8 +30,11 @@ def claim(workdir: pathlib.Path, config: Any, data: Any, source: dict[str, Any] 
       print(f'note: {line}, from here on')
     check_data(workdir, data)
     theirs = _record(workdir).get('source')
-    if theirs != source:
-      raise SpecError(f'{workdir} holds a run of other parameters: {theirs} -> {source}; use another workdir')
+    if theirs != source and not (source is None and config.init_from):
+      fields = sorted(set(theirs or {}) | set(source or {}))
+      pairs = [(key, *((told or {}).get(key) for told in (theirs, source))) for key in fields if key != 'config']
+      changed = '; '.join(f'{key}: {old!r} -> {new!r}' for key, old, new in pairs if old != new)
+      raise SpecError(f'{workdir} holds a run that began with other parameters ({changed}); use another workdir')
     return
   record = {
     'config': config.to_dict(),
@@ -68,6 +71,11 @@ def check_config(workdir: pathlib.Path, config: Any) -> list[str]:
 def read(workdir: pathlib.Path) -> dict[str, Any]:
   """The config of the run in `workdir`, as plain dicts."""
   return _record(workdir)['config']
+
+
+def corpus(workdir: pathlib.Path) -> str:
+  """sha256 of the corpus of the run in `workdir`."""
+  return _record(workdir)['data'].get('corpus_sha256', '')
 
 
 def check_data(workdir: pathlib.Path, data: Any) -> None:
@@ -127,7 +135,7 @@ def facts(config: Any, data: Any, params: Any, step: int) -> dict[str, Any]:
     'posenc': list(config.posenc),
     'checkpoint_step': step,
     'seed': config.seed,
-    'tokens_seen': step * config.optimizer.accumulate * config.batch * config.train_len,
+    'tokens_seen': step * config.optimizer.accumulate * config.batch * config.window,
     'params': count(params),
     'learning_rate': config.optimizer.learning_rate,
     'bos': config.data.bos,
@@ -150,7 +158,7 @@ def forward_flops_per_token(config: Any, params: Any, length: int) -> float:
 
 def train_flops_per_token(config: Any, params: Any) -> float:
   """Model FLOPs of forward and backward (three times the forward), recomputation not counted."""
-  return 3.0 * forward_flops_per_token(config, params, config.train_len)
+  return 3.0 * forward_flops_per_token(config, params, config.window)
 
 
 def describe(config: Any, data: Any, windows: Any, params: Any, mesh: jax.sharding.Mesh, start: int) -> str:
@@ -165,8 +173,10 @@ def describe(config: Any, data: Any, windows: Any, params: Any, mesh: jax.shardi
   splits = data.splits
   lines += [
     '',
-    f'scheme {" ".join(config.posenc)}, {config.train_len} tokens at {config.positions} positions, '
-    f'{config.batch} x {config.optimizer.accumulate} windows a step on {mesh.size} x '
+    f'scheme {" ".join(config.posenc)}, {config.window} tokens at {config.positions} positions, '
+    + (f'{config.method} of {config.train_len}, ' if config.method != 'none' else '')
+    + (f'parameters of {config.init_from}, ' if config.init_from else '')
+    + f'{config.batch} x {config.optimizer.accumulate} windows a step on {mesh.size} x '
     f'{mesh.devices.flat[0].device_kind}, ' + ' x '.join(f'{name} {size}' for name, size in mesh.shape.items()),
     f'corpus {data.name}: {data.n_documents} documents, {data.n_tokens:,} tokens, sha256 {data.sha256[:16]}; '
     f'train {len(splits.train)}, validation {len(splits.validation)}, test {len(splits.test)}',

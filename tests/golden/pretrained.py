@@ -50,6 +50,22 @@ CASES = {
   'falcon-7b': ('Falcon', {**FALCON, 'multi_query': True}),
   'falcon-40b': ('Falcon', {**FALCON, 'new_decoder_architecture': True, 'num_kv_heads': 2}),
   'falcon-1b': ('Falcon', {**FALCON, 'multi_query': False, 'parallel_attn': False, 'bias': True}),
+  # A case's place is its seed: new ones come last. Scaling in force, read beyond the original length.
+  'llama-llama3': (
+    'Llama', {**SHAPE, 'rope_scaling': {'rope_type': 'llama3', 'factor': 4.0, 'low_freq_factor': 1.0,
+                                        'high_freq_factor': 4.0, 'original_max_position_embeddings': 8}},
+  ),
+  'llama-yarn': (
+    'Llama', {**SHAPE, 'rope_scaling': {'type': 'yarn', 'factor': 4.0, 'original_max_position_embeddings': 8}},
+  ),
+  'llama-dynamic': (
+    'Llama', {**SHAPE, 'max_position_embeddings': 8, 'rope_scaling': {'rope_type': 'dynamic', 'factor': 2.0}},
+  ),
+  'phi3-longrope': (
+    'Phi3', {**{k: v for k, v in SHAPE.items() if k != 'head_dim'}, 'sliding_window': None,
+             'original_max_position_embeddings': 8,
+             'rope_scaling': {'type': 'longrope', 'short_factor': [1.0, 1.5], 'long_factor': [1.25, 6.0]}},
+  ),
 }  # fmt: skip
 
 
