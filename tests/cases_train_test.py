@@ -40,7 +40,7 @@ from training.step import make_train_step
 # Adam without its moments: an update is lr * sign(gradient), and `mu` is the clipped gradient.
 PLAIN = {'b1': 0.0, 'b2': 0.0, 'weight_decay': 0.0}
 FIELDS = {
-  'steps': 4, 'batch': 4, 'model.layers': 1, 'model.dropout': 0.3, 'log.checkpoint_every': 2, 'log.validate_every': 4,
+  'steps': 4, 'batch': 2, 'model.layers': 1, 'model.dropout': 0.3, 'log.checkpoint_every': 2, 'log.validate_every': 4,
   'optimizer.warmup_steps': 10, 'optimizer.accumulate': 2,
 }  # fmt: skip
 
