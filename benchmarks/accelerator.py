@@ -191,7 +191,7 @@ def train_step(shape: Any, repeats: int):
 
     took = seconds(once, repeats)
     rate = batch * length / took
-    flops = rate * provenance.train_flops_per_token(SimpleNamespace(model=cfg, train_len=length), described)
+    flops = rate * provenance.train_flops_per_token(SimpleNamespace(model=cfg, window=length), described)
     mfu = None if peak is None else flops / peak
     kernel = which('rope', length, SimpleNamespace(heads=cfg.heads, head_dim=cfg.width))
     yield (

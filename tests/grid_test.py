@@ -90,6 +90,7 @@ if what == 'wait':
   time.sleep(60)
 if program == 'train':
   (workdir / 'checkpoints' / steps).mkdir(parents=True)
+  (workdir / 'checkpoints' / steps / 'arrays').touch()
 else:
   import shutil
   (workdir / 'extrapolation').mkdir()

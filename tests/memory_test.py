@@ -93,7 +93,7 @@ def test_programs_refuse_with_one_line_or_an_outcome(root, tmp_path):
     return subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
 
   train = ('train', f'--config={root}/configs/smoke.py', '--config.steps=2', '--config.optimizer.warmup_steps=1')
-  done = run(*train, '--config.memory_gb=0.001')
+  done = run(*train, '--config.memory_gb=0.0015')
   assert done.returncode == 2 and 'Traceback' not in done.stderr
   (line,) = [line for line in done.stderr.splitlines() if line.startswith('error: ')]
   assert line.startswith('error: one step of training: ')
