@@ -24,12 +24,12 @@ from configs.schema import Config
 from evaluation.points import read_curve, read_metrics
 from evaluation.score import Scorer
 from evaluation.store import Store
+from faults.harness import restored
 from lock_test import HOLD
 from models.lm import LM, ModelConfig, abstract
 from models.memory import fitted
 from training import cli, provenance
-from training.checkpoints import Checkpoints, as_abstract
-from training.devices import make_mesh, whole
+from training.checkpoints import Checkpoints
 from training.optimizer import OptimizerConfig, decay_mask, make_optimizer, schedule
 from training.step import make_train_step, make_validate
 
@@ -104,18 +104,7 @@ def finished(train, tmp_path_factory):
 
 def final(workdir, step=20):
   """The train state that a run ended with, as {path: bytes}: parameters and optimizer."""
-  config = Config.from_dict(provenance.read(workdir))
-  make = functools.partial(config.build_model, 257)
-  tx = make_optimizer(config.optimizer, config.steps, decay_mask(nnx.eval_shape(make)))
-
-  def init():
-    params = nnx.to_pure_dict(nnx.state(make()))
-    return {'params': params, 'opt': tx.init(params)}
-
-  checkpoints = Checkpoints(workdir)
-  state = checkpoints.restore(step, as_abstract(jax.eval_shape(init), whole(make_mesh(1))))
-  checkpoints.close()
-  return {jax.tree_util.keystr(p): np.asarray(a).tobytes() for p, a in jax.tree_util.tree_leaves_with_path(state)}
+  return {path: a.tobytes() for path, a in restored(workdir, step).items()}
 
 
 def events(workdir):
