@@ -102,6 +102,9 @@ def build(text: str, *, heads: int, head_dim: int, d_model: int, train_len: int,
   call = check_scheme(text)
   options = {key: value for key, value in call.kwargs.items() if key in keywords(with_options)}
   own = {key: value for key, value in call.kwargs.items() if key not in options}
+  # A whole number is the float that it equals, as in a config: jax takes no integer of 2**31 or more.
+  defaults = keywords(SCHEMES[call.name].__init__)
+  own = {key: float(x) if isinstance(defaults[key], float) and type(x) is int else x for key, x in own.items()}
   scheme = SCHEMES[call.name](Dims(heads, head_dim, d_model, train_len), rngs, **own)
   scheme.name = call.name
   return with_options(scheme, rngs, **options)

@@ -20,7 +20,7 @@ from configs.schema import Config
 from evaluation.plan import Comparison
 from models.lm import LM
 from posenc import rotations
-from spec import SpecError
+from spec import SpecError, keywords
 from training import provenance
 
 NAMES = (
@@ -192,7 +192,7 @@ REFUSED = [
   # Names: what was meant, and what there is.
   ('posenc', 'ropee', r"posenc: scheme = 'ropee': did you mean 'rope'\? allowed: alibi, "),
   ('posenc', 'rope(tetha=1)', 'posenc: scheme rope: unknown argument tetha = 1: .*allowed: base'),
-  ('posenc', 'rope(base=0)', 'posenc: rope: base = 0: a number above 1 is allowed'),
+  ('posenc', 'rope(base=0)', 'posenc: rope: base = 0.0: a number above 1 is allowed'),
   ('posenc', 'rope(base=nan)', 'posenc: .*base=nan.*: argument values are literals'),
   ('posenc', '', "posenc: '': expected name"),
   ('posenc', (), r'posenc = \(\): at least one scheme is allowed'),
@@ -333,6 +333,22 @@ def test_a_scheme_as_large_as_can_be_said_is_checked_without_memory_for_it():
   config = Config.from_dict(changed('posenc', 'cope(npos_max=2147483647)'))
   (scheme,) = (config.build_scheme(text) for text in config.posenc)
   assert scheme.table.shape == (2**31 - 1, 16)
+
+
+@pytest.mark.parametrize('name', posenc.SCHEMES)
+def test_whole_numbers_are_the_floats_that_they_equal(name):
+  """learned(init_std=2147483648) was a traceback: jax has no such integer."""
+
+  def allowed(text):
+    try:
+      Config.from_dict(changed('posenc', text))
+    except SpecError:
+      return False
+    return True
+
+  for key, default in keywords(posenc.SCHEMES[name].__init__).items():
+    if isinstance(default, float):
+      assert allowed(f'{name}({key}={2**31})') == allowed(f'{name}({key}={2.0**31})'), key
 
 
 @pytest.mark.parametrize(('field', 'value', 'message'), REFUSED, ids=lambda x: str(x)[:40])

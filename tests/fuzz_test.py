@@ -274,8 +274,8 @@ def changed(changes):
 
 def means(given, got):
   """Whether a field that was given one value may hold the other: widened to a float, put into a tuple, or read."""
-  if isinstance(given, str) and given.startswith(('(', '[')):
-    given = ast.literal_eval(given)
+  if isinstance(got, tuple) and isinstance(given, str) and given.startswith(('(', '[')):
+    given = ast.literal_eval(given)  # of a plain string it is a text as any: a folder may be called '('
   if isinstance(got, tuple):
     given = tuple(given) if isinstance(given, (list, tuple)) else (given,)
     return len(given) == len(got) and all(map(means, given, got))
