@@ -50,7 +50,10 @@ def contest(name: str, setting: dict[str, Any], candidates: int, threads: int) -
   plan = search.search_plan(
     texts, (), length, L, docs=0, spans=setting['spans'], stride=1, bos='window', bos_id=256, corpus_sha256=''
   )
-  make = lambda: LM(cfg, ('rope',), vocab_size=257, train_len=L, rngs=nnx.Rngs(0))  # noqa: E731
+
+  def make():
+    return LM(cfg, ('rope',), vocab_size=257, train_len=L, rngs=nnx.Rngs(0))
+
   graphdef, shapes = abstract(make)
   mesh = make_mesh(0)
   params = jax.device_put(initial(make), spread(mesh, shapes))

@@ -118,6 +118,7 @@ def _folder(name: str, folder: pathlib.Path) -> Source:
       raise SpecError(f'{path}: is missing, model.safetensors.index.json names it') from None
     except safetensors.SafetensorError as error:
       raise SpecError(f'{path}: {error}') from None
+    # It is no mapping: it has keys(), and cannot be iterated.
     tensors |= {tensor: functools.partial(_widened, file, tensor) for tensor in file.keys()}  # noqa: SIM118
   tokenizer = folder / 'tokenizer.json'
   files = [folder / 'config.json', *paths, *([tokenizer] if tokenizer.exists() else [])]

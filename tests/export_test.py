@@ -17,8 +17,7 @@ from configs.schema import Config
 from data import tokenizers
 from exchange_test import peer
 from models import pretrained
-from models.architectures import read_config
-from models.lm import LM, abstract
+from pretrained_test import read
 from scripts import export_hf
 from spec import SpecError
 from training.checkpoints import Checkpoints
@@ -48,16 +47,6 @@ def run(folder, **fields):
 def export(workdir, out, *options):
   export_hf.main([f'--workdir={workdir}', f'--out={out}', *options])
   return pretrained.open_source(str(out))
-
-
-def read(source):
-  form = read_config(source.config)
-
-  def make():
-    return LM(form.model, form.pattern, vocab_size=form.model.vocab, train_len=form.train_len, rngs=nnx.Rngs(0))
-
-  graphdef, shapes = abstract(make)
-  return form, graphdef, pretrained.read_params(source, form, shapes)
 
 
 TOKENS = np.random.default_rng(1).integers(0, 257, (2, 96)).astype(np.int32)  # three times the training length
