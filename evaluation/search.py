@@ -21,7 +21,7 @@ from evaluation.protocols import Window, choose_targets
 from evaluation.stats import Interval, t_interval
 from evaluation.store import Rows
 from evaluation.survey import Stage, fill
-from posenc import Positions, PositionScheme, rotations
+from posenc import Positions, PositionScheme, interchange, rotations
 from spec import SpecError, parse_one
 
 Made = Callable[[str, int], tuple[str, tuple[Positions, ...]]]  # (method, length) -> hash, positions
@@ -314,19 +314,11 @@ def method_of(
 
 
 def hugging_face(method: str, scheme: PositionScheme, train_len: int, length: int) -> dict[str, Any]:
-  """`rope_parameters` of a configuration. Unsupported with n-hat above 0, for which they have no field."""
-  kwargs = parse_one(method).kwargs
-  if kwargs.get('onset', 0):
-    raise posenc.Unsupported(f"onset = {kwargs['onset']}: Hugging Face's longrope has no such field")
-  return {
-    'rope_type': 'longrope',
-    'rope_theta': scheme.base,
-    'short_factor': list(kwargs.get('short') or (1.0,) * len(kwargs['long'])),
-    'long_factor': list(kwargs['long']),
-    'factor': length / train_len,
-    'attention_factor': kwargs['attention'],
-    'original_max_position_embeddings': train_len,
-  }
+  """Keys of a config.json. SpecError with n-hat above 0, for which they have no field."""
+  scaled = f'{method[:-1]}, factor={max(length / train_len, 1.0)!r})'  # of `method_of`; with its temperature no other
+  fraction = scheme.rot / scheme.dims.head_dim
+  rope = interchange.Rope(base=scheme.base, fraction=fraction, method=scaled, original=train_len)
+  return interchange.write(rope, scheme.dims.head_dim)
 
 
 class Betas(CMAES):

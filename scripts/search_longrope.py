@@ -5,8 +5,8 @@
 
 First YaRN's betas are searched, as long as the factors, on the same documents: YaRN with these is a member of the first
 population, and what the factors have to beat. Run the same command again to go on: nothing is scored twice. More
---evaluations lengthen a search that has ended. Writes workdir/search/NAME/: method.txt, longrope.json (the dictionary
-of Hugging Face), report.md, factors.png, what each candidate was told, event files.
+--evaluations lengthen a search that has ended. Writes workdir/search/NAME/: method.txt, longrope.json (what a
+config.json of Hugging Face says), report.md, factors.png, what each candidate was told, event files.
 """
 
 import argparse
@@ -397,7 +397,7 @@ def _export(
   path.unlink(missing_ok=True)
   try:
     found = search.hugging_face(winner.method, scheme, train_len, args.target_len)
-  except posenc.Unsupported as reason:
+  except SpecError as reason:
     worse = [one.score.nll - winner.score.nll for one in by_onset if one.candidate.onset == 0]
     cost = f'; with onset = 0 the same factors are {worse[0]:.4f} nats worse on the search documents' if worse else ''
     return f'{path.name} is not written: {reason}{cost}; --onsets=0 searches without'

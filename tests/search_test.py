@@ -404,11 +404,12 @@ def test_yarns_betas_are_searched_over_all_its_ramps():
     assert factors.Box(16, 10.0).holds(candidate)
 
 
-def inv_freq(parameters, dim, length, train_len):
+def inv_freq(config, dim, length, train_len):
   """Hugging Face's `_compute_longrope_parameters`, its arithmetic: what a configuration comes to at a length."""
-  stretch = parameters['long_factor' if length > train_len else 'short_factor']
+  scaling = config['rope_scaling']
+  stretch = scaling['long_factor' if length > train_len else 'short_factor']
   exponent = np.arange(0, dim, 2) / dim
-  return 1.0 / (np.asarray(stretch) * parameters['rope_theta'] ** exponent), parameters['attention_factor']
+  return 1.0 / (np.asarray(stretch) * config['rope_theta'] ** exponent), scaling['attention_factor']
 
 
 @pytest.mark.parametrize(
@@ -427,7 +428,8 @@ def test_the_exported_dictionary_is_what_hugging_face_was_given(case):
   found = search.hugging_face(method, scheme, train_len, inputs['max_position_embeddings'])
   assert json.loads(json.dumps(found)) == found
   for key in ('short_factor', 'long_factor', 'original_max_position_embeddings'):
-    assert found[key] == theirs[key]
+    assert found['rope_scaling'][key] == theirs[key]
+  assert found['max_position_embeddings'] == inputs['max_position_embeddings']
   length = inputs['seq_len'] or train_len
   freq_P, attention = inv_freq(found, inputs['head_dim'], length, train_len)
   pos = posenc.positions(method, scheme, train_len, length)
@@ -438,7 +440,7 @@ def test_the_exported_dictionary_is_what_hugging_face_was_given(case):
 
 def test_n_hat_is_not_dropped_in_silence():
   scheme = golden_test.build('rope')
-  with pytest.raises(posenc.Unsupported, match='onset = 4: Hugging Face'):
+  with pytest.raises(SpecError, match='Hugging Face has no form for it with onset = 4'):
     search.hugging_face(method_of(Candidate((2.0,) * 16, 4), 1.2), scheme, 128, 1024)
 
 
@@ -602,7 +604,9 @@ def test_without_n_hat_the_dictionary_is_written_and_is_what_was_found(run, tmp_
     pos = posenc.positions(method, scheme, L, length)
     np.testing.assert_allclose(pos.inv_freq_P, freq_P, rtol=1e-6)
     np.testing.assert_allclose([pos.key_scale_T[-1], pos.logit_scale_T[-1]], attention, rtol=1e-6)
-  assert parameters['factor'] == 4 and 'longrope.json is written' in (tmp_path / 'report.md').read_text()
+  assert (
+    parameters['rope_scaling']['factor'] == 4 and 'longrope.json is written' in (tmp_path / 'report.md').read_text()
+  )
 
 
 def test_with_n_hat_there_is_no_dictionary_and_the_reason_is_said(run, tmp_path):
@@ -611,7 +615,7 @@ def test_with_n_hat_there_is_no_dictionary_and_the_reason_is_said(run, tmp_path)
   report = (tmp_path / 'report.md').read_text()
   assert not (tmp_path / 'longrope.json').exists()
   assert report.count('| the same, n-hat 0 |') == report.count('| tuned YaRN, n-hat 4 |') == 2
-  assert 'longrope.json is not written: onset = 4' in report and 'onset=4' in (tmp_path / 'method.txt').read_text()
+  assert 'form for it with onset = 4' in report and 'onset=4' in (tmp_path / 'method.txt').read_text()
 
 
 def test_second_stages(run, found, tmp_path):
