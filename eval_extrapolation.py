@@ -18,18 +18,14 @@ from absl import flags
 import posenc
 from configs.schema import Config
 from evaluation import expect, results, summary
-from evaluation.plan import Plan
+from evaluation.opened import Opened
 from evaluation.points import trained
-from evaluation.score import Scorer
-from evaluation.store import Key, Store, checkpoint_hash, remembered
+from evaluation.store import Store, checkpoint_hash
 from evaluation.survey import Survey, costs, rate, rest, status
 from evaluation.sweep import sweep
-from models.lm import abstract
 from posenc.alibi import ALiBi, slopes
 from spec import SpecError
 from training import cli, hosts, lock, provenance
-from training.checkpoints import Checkpoints, as_abstract
-from training.devices import make_mesh, spread
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a run of train.py.', required=True)
 METHOD = flags.DEFINE_multi_string('method', None, "A scaling method, such as 'yarn(factor=8)+logn'. Repeat for more.")
@@ -64,57 +60,20 @@ def main() -> int:
   config = Config.from_dict(asked)  # checked like any config
   methods = ('none', *(m for m in config.methods if m != 'none'))  # what every method is compared with
   lengths = [config.tokens(m) for m in config.eval.multiples]
-  checkpoints = Checkpoints(workdir)
-  step = checkpoints.latest if CHECKPOINT.value == 'latest' else _number('checkpoint', CHECKPOINT.value, int)
-  if step is None:
-    raise SpecError(f'workdir = {str(workdir)!r}: holds no checkpoint yet')
-  mesh = make_mesh(0, config.mesh)  # batches are cut to fit it
-  hosts.on_first(mesh, lambda: results.check_writable(workdir / 'extrapolation'))
+  run = Opened(workdir, config, CHECKPOINT.value)
+  mesh, slots, directory = run.mesh, run.slots, run.results
+  hosts.on_first(mesh, lambda: results.check_writable(directory))
   if not (STATUS.value or DRY_RUN.value):
-    hosts.on_first(mesh, lambda: lock.take(workdir / 'extrapolation', 'sweep'))
-
-  # ---- data, model
-  data = config.load_data()
-  provenance.check_data(workdir, data)
-  plan = Plan(
-    config.eval,
-    data.splits.test,
-    train_len=config.train_len,
-    max_multiple=config.max_multiple,
-    bos=config.data.bos,
-    bos_id=data.tokenizer.bos,
-    corpus_sha256=data.sha256,
-    stride=data.stride,
-  )
-  make = functools.partial(config.build_model, data.tokenizer.vocab_size)
-  graphdef, shapes = abstract(make)
-
-  @functools.cache
-  def restored():
-    return checkpoints.restore(step, {'params': as_abstract(shapes, spread(mesh, shapes))})['params']
-
-  @functools.cache
-  def scorer():
-    return Scorer(graphdef, restored(), mesh, config.eval.batch_tokens, config.memory_gb)
+    hosts.on_first(mesh, lambda: lock.take(directory, 'sweep'))
 
   # ---- the sweep
-  slots = [config.build_scheme(text) for text in config.posenc]
-  rule = config.build_rule(slots)
-  directory = workdir / 'extrapolation'
+  data, plan = run.data, run.plan()
   several = jax.process_count() > 1
   store = Store(STORE.value or directory / 'store', lambda line: print(f'note: {line}'), writes=hosts.first())
-  files = workdir / 'checkpoints' / str(step)
   if several:  # none may find what another has just written
-    checkpoint = checkpoint_hash(restored())
-  else:
-    checkpoint = remembered(directory / 'checkpoints.json', files, lambda: checkpoint_hash(restored()))
-
-  def open_rows(positions: str, length: int):
-    return store.open(Key.of(config, data, checkpoint, positions, length))
-
-  survey = Survey(
-    plan, slots, methods, lengths, config.train_len, rule, functools.cache(open_rows) if several else open_rows
-  )
+    run.checkpoint = checkpoint_hash(run.params)
+  open_rows = functools.cache(run.rows_in(store)) if several else run.rows_in(store)
+  survey = Survey(plan, slots, methods, lengths, config.train_len, run.rule, open_rows)
   _check_context(survey, mesh)
   if several:
     # All score the same batches or wait for each other for ever. So what is there is read once, before any of it is
@@ -125,12 +84,12 @@ def main() -> int:
   if STATUS.value or DRY_RUN.value:
     print(status(survey))
     if DRY_RUN.value:
-      print(f'\n{_forecast(survey, lambda n: n * provenance.forward_flops_per_token(config, shapes, n), scorer)}')
+      print(f'\n{_forecast(survey, lambda n: n * provenance.forward_flops_per_token(config, run.shapes, n), run)}')
       print(f'\n{expect.text(survey)}')
     return 0
-  for remark in (*posenc.remarks((*methods, config.method), slots, config.train_len), *rule.remarks()):
+  for remark in (*posenc.remarks((*methods, config.method), slots, config.train_len), *run.rule.remarks()):
     print(f'note: {remark}')
-  facts = provenance.facts(config, data, shapes, step)
+  facts = provenance.facts(config, data, run.shapes, run.step)
   if all(isinstance(scheme, ALiBi) for scheme in slots):
     facts['slope'] = min(slopes(config.model.heads))  # what a reach is measured in
   per_document = f'{config.eval.spans} spans of {plan.targets} targets'
@@ -144,7 +103,7 @@ def main() -> int:
   with tqdm.tqdm(total=survey.tokens, unit='token', unit_scale=True, disable=hosts.quiet()) as bar:
     parts = sweep(
       survey,
-      scorer,
+      lambda: run.scorer,
       bytes_per_token_V=data.tokenizer.bytes_per_token_V,
       facts=facts,
       progress=bar,
@@ -154,7 +113,6 @@ def main() -> int:
       if hosts.first():
         points, differed = results.write(directory, part, keep=kept is None, redraw=False)
         kept = kept or differed
-  checkpoints.close()
   if not hosts.first():
     return 0
   if curve.read_bytes() != before or not (directory / 'curve.png').exists():
@@ -184,7 +142,7 @@ def _check_context(survey: Survey, mesh: Any) -> None:
       raise SpecError(f'config.mesh: a context that divides the {n} tokens of a partial window is allowed')
 
 
-def _forecast(survey: Survey, flops: Any, scorer: Any) -> str:
+def _forecast(survey: Survey, flops: Any, run: Opened) -> str:
   """What is missing and what it costs, by length; the time by what windows took, or by a batch run for it."""
   left = rest(survey, flops)
   lines = [
@@ -193,7 +151,7 @@ def _forecast(survey: Survey, flops: Any, scorer: Any) -> str:
   ]
   known = sum(part.seconds for part in left if part.seconds is not None)
   unknown = sum(part.flops for part in left if part.seconds is None)
-  speed = rate(survey, flops, scorer) if unknown else 0.0
+  speed = rate(survey, flops, lambda: run.scorer) if unknown else 0.0
   for part in left:
     seconds = part.flops / speed if part.seconds is None and speed else part.seconds or 0.0
     how = 'measured' if part.seconds is not None else 'estimated'
@@ -214,8 +172,7 @@ def _number(flag: str, text: str, kind: type = float) -> Any:
   try:
     return kind(text)
   except ValueError:
-    allowed = {'checkpoint': 'a whole number, or latest,', 'mesh': 'a whole number'}.get(flag, 'a number')
-    raise SpecError(f'--{flag}: {text!r}: {allowed} is allowed') from None
+    raise SpecError(f'--{flag}: {text!r}: a {"whole " * (kind is int)}number is allowed') from None
 
 
 if __name__ == '__main__':

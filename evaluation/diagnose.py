@@ -6,7 +6,6 @@ Writes workdir/diagnosis/: pairs.jsonl, attention.jsonl, pictures of both, event
 What is done to a pair, and what is counted: evaluation/diagnosis.py. What was scored is kept in the run's store.
 """
 
-import functools
 import pathlib
 
 import jax
@@ -15,15 +14,11 @@ from absl import flags
 
 from configs.schema import Config
 from evaluation import diagnosis, events, figures, results
-from evaluation.plan import load
-from evaluation.score import Scorer
-from evaluation.store import Key, Store, checkpoint_hash, remembered
-from models.lm import abstract
+from evaluation.opened import Opened
+from evaluation.store import Store
 from posenc import check_method
 from spec import SpecError
 from training import cli, hosts, provenance
-from training.checkpoints import Checkpoints, as_abstract
-from training.devices import make_mesh, spread
 
 WORKDIR = flags.DEFINE_string('workdir', None, 'Folder of a run of train.py.', required=True)
 METHOD = flags.DEFINE_string('method', 'none', "The scaling method under which to look, such as 'yarn(factor=8)'.")
@@ -37,60 +32,33 @@ def main() -> int:
   asked = Config.from_dict(provenance.read(workdir)).to_dict()
   try:
     asked['eval']['multiples'] = tuple(dict.fromkeys((1.0, *map(float, MULTIPLES.value))))
-    step = None if CHECKPOINT.value == 'latest' else int(CHECKPOINT.value)
   except ValueError as error:
-    raise SpecError(f'--multiples, --checkpoint: numbers are allowed ({error})') from None
+    raise SpecError(f'--multiples: numbers are allowed ({error})') from None
   check_method(METHOD.value)
   config = Config.from_dict(asked)
   if jax.process_count() > 1:
     raise SpecError('evaluation.diagnose: one process is allowed')
   lengths = [config.tokens(m) for m in config.eval.multiples]
-  checkpoints = Checkpoints(workdir)
-  step = step or checkpoints.latest
-  if step is None:
-    raise SpecError(f'workdir = {str(workdir)!r}: holds no checkpoint yet')
-  mesh, directory = make_mesh(0, config.mesh), workdir / 'diagnosis'
+  run, directory = Opened(workdir, config, CHECKPOINT.value), workdir / 'diagnosis'
   results.check_writable(directory)
-  data, plan = load(config.to_dict())
-  provenance.check_data(workdir, data)
-  graphdef, shapes = abstract(functools.partial(config.build_model, data.tokenizer.vocab_size))
-
-  @functools.cache
-  def restored():
-    return checkpoints.restore(step, {'params': as_abstract(shapes, spread(mesh, shapes))})['params']
-
-  @functools.cache
-  def scorer():
-    return Scorer(graphdef, restored(), mesh, config.eval.batch_tokens, config.memory_gb)
-
-  kept = workdir / 'extrapolation'
-  store = Store(kept / 'store', lambda line: print(f'note: {line}'))
-  files = workdir / 'checkpoints' / str(step)
-  checkpoint = remembered(kept / 'checkpoints.json', files, lambda: checkpoint_hash(restored()))
-
-  def open_rows(positions: str, length: int):
-    return store.open(Key.of(config, data, checkpoint, positions, length))
-
-  slots = [config.build_scheme(text) for text in config.posenc]
   found = diagnosis.Diagnosis(
-    plan=plan,
+    plan=run.plan(),
     texts=config.posenc,
-    schemes=slots,
+    schemes=run.slots,
     method=METHOD.value,
     train_len=config.train_len,
-    rule=config.build_rule(slots),
+    rule=run.rule,
     spans=SPANS.value,
-    facts={'run': ' '.join(config.posenc), 'checkpoint_step': step, 'seed': config.seed},
-    open_rows=open_rows,
+    facts={'run': ' '.join(config.posenc), 'checkpoint_step': run.step, 'seed': config.seed},
+    open_rows=run.rows_in(Store(run.results / 'store', lambda line: print(f'note: {line}'))),
   )
   said: dict[str, None] = {}
   pairs, attention = [], []
   with tqdm.tqdm(unit='token', unit_scale=True, disable=hosts.quiet()) as bar:
-    for part in found.pairs(lengths, scorer, bar, lambda line: said.setdefault(line)):
+    for part in found.pairs(lengths, lambda: run.scorer, bar, lambda line: said.setdefault(line)):
       pairs = diagnosis.write(directory / 'pairs.jsonl', part)
-    for part in found.attention(lengths, graphdef, restored(), mesh, config.eval.batch_tokens, bar):
+    for part in found.attention(lengths, run.graphdef, run.params, run.mesh, config.eval.batch_tokens, bar):
       attention = diagnosis.write(directory / 'attention.jsonl', part)
-  checkpoints.close()
   for line in said:
     print(f'note: {line}')
   pictures = {}

@@ -220,23 +220,19 @@ class Plan:
     return targets, np.where(targets == self.bos_id, -1, owner)
 
 
+def facts(data: Data, bos: str) -> dict[str, Any]:
+  """What a plan has to know of a corpus besides its documents."""
+  return {'bos': bos, 'bos_id': data.tokenizer.bos, 'corpus_sha256': data.sha256, 'stride': data.stride}
+
+
 def load(config: Mapping[str, Any]) -> tuple[Data, Plan]:
   """Corpus and plan of a run, of what its config.json says under 'config'."""
   fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in config['eval'].items()}
   cfg, train_len, max_multiple = EvalConfig(**fields), config['train_len'], config['max_multiple']
   least = cfg.min_test_tokens(train_len, max_multiple)
   data = load_data(DataConfig(**config['data']), train_len=train_len, min_test_tokens=least, spans=cfg.spans)
-  plan = Plan(
-    cfg,
-    data.splits.test,
-    train_len=train_len,
-    max_multiple=max_multiple,
-    bos=config['data']['bos'],
-    bos_id=data.tokenizer.bos,
-    corpus_sha256=data.sha256,
-    stride=data.stride,
-  )
-  return data, plan
+  about = facts(data, config['data']['bos'])
+  return data, Plan(cfg, data.splits.test, train_len=train_len, max_multiple=max_multiple, **about)
 
 
 def _span_offsets(document: TokenDocument, longest: int, spans: int, targets: int, sha: str, stride: int) -> list[int]:

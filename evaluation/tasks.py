@@ -8,7 +8,6 @@ method, length and depth, tasks-<task>.png and event files. What is asked again 
 """
 
 import argparse
-import functools
 import json
 import pathlib
 from collections.abc import Sequence
@@ -18,33 +17,30 @@ import jax
 
 import posenc
 from configs.schema import Config
-from data import tokenizers
 from evaluation import heat
 from evaluation.answers import Grader, Point, Task, ask, build
+from evaluation.opened import Opened
 from evaluation.points import plain
-from models.lm import abstract
 from models.memory import OutOfMemory
 from spec import SpecError
 from training import cli, provenance
-from training.checkpoints import Checkpoints, as_abstract
-from training.devices import make_mesh, spread, start_jax
+from training.devices import start_jax
 
 KEY = ('task', 'method', 'length', 'checkpoint_step')  # all depths of a line and length are asked together
 
 
 def points_of(
-  task: Task, methods: Sequence[str], lengths: Sequence[int], config: Config, grader: Grader, *, depths, trials
+  task: Task, methods: Sequence[str], lengths: Sequence[int], opened: Opened, grader: Grader, *, depths, trials
 ) -> list[Point]:
   """Of one task; methods or lengths without meaning are points too, with the reason."""
-  slots = [config.build_scheme(text) for text in config.posenc]
-  rule = config.build_rule(slots)
+  slots, rule, train_len = opened.slots, opened.rule, opened.config.train_len
   bos_id = task.tokenizer.bos
   out = []
   for length in lengths:
     ways: dict[str, Any] = {}
     for method in methods:
       try:
-        ways[method] = posenc.positions(method, slots, config.train_len, length, rule=rule)
+        ways[method] = posenc.positions(method, slots, train_len, length, rule=rule)
       except posenc.Unsupported as reason:
         out.append(_nothing(task, method, length, 'unsupported', reason))
     if not ways:
@@ -85,41 +81,32 @@ def write(directory: pathlib.Path, new: Sequence[Point]) -> list[Point]:
 def run(args: argparse.Namespace) -> int:
   workdir = args.workdir.absolute()
   config = Config.from_dict(provenance.read(workdir))
-  tokenizer = tokenizers.build(config.data.tokenizer)
-  asked = [build(text, tokenizer) for text in args.task or ('passkey', 'needle')]
   methods = list(dict.fromkeys(args.method or ('none',)))
   for method in methods:
     posenc.check_method(method)
   lengths = [_tokens(config, multiple) for multiple in args.multiples]
-  checkpoints = Checkpoints(workdir)
-  step = checkpoints.latest if args.checkpoint is None else args.checkpoint
-  if step is None:
-    raise SpecError(f'workdir = {str(workdir)!r}: holds no checkpoint yet')
-  mesh = make_mesh(0, config.mesh)
+  opened = Opened(workdir, config, args.checkpoint)
+  asked = [build(text, opened.tokenizer) for text in args.task or ('passkey', 'needle')]
   if jax.process_count() > 1:
     raise SpecError('evaluation.tasks runs as one process: JAX_NUM_PROCESSES=1 is allowed')
   for length in lengths:
-    if length % mesh.shape['context']:
+    if length % opened.mesh.shape['context']:
       raise SpecError(f'config.mesh = {config.mesh}: a context that divides the {length} tokens of a length is allowed')
-  graphdef, shapes = abstract(functools.partial(config.build_model, tokenizer.vocab_size))
-  params = checkpoints.restore(step, {'params': as_abstract(shapes, spread(mesh, shapes))})['params']
-  checkpoints.close()
-  grader = Grader(graphdef, params, mesh, config.eval.batch_tokens, config.memory_gb)
-  slots = [config.build_scheme(text) for text in config.posenc]
-  follows = {m: posenc.follows_length(m, slots, config.train_len, rule=config.build_rule(slots)) for m in methods}
+  grader = Grader(opened.graphdef, opened.params, opened.mesh, config.eval.batch_tokens, config.memory_gb)
+  follows = {m: posenc.follows_length(m, opened.slots, config.train_len, rule=opened.rule) for m in methods}
   facts = {
     'scheme': ' '.join(config.posenc),
     'positions': config.positions,
     'seed': config.seed,
-    'checkpoint_step': step,
+    'checkpoint_step': opened.step,
     'train_length': config.train_len,
   }
-  directory = workdir / 'extrapolation'
+  directory = opened.results
   directory.mkdir(parents=True, exist_ok=True)
   for task in asked:
-    found = points_of(task, methods, lengths, config, grader, depths=args.depths, trials=args.trials)
+    found = points_of(task, methods, lengths, opened, grader, depths=args.depths, trials=args.trials)
     new = [{**p, 'follows_length': follows[p['method']], **facts} for p in found]
-    points = [p for p in write(directory, new) if p['checkpoint_step'] == step]
+    points = [p for p in write(directory, new) if p['checkpoint_step'] == opened.step]
     mine = [p for p in points if p['task'] == task.text]
     print(f'\n{heat.table(mine)}')
     picture = directory / f'tasks-{heat.file_name(task.text)}.png'
@@ -148,7 +135,7 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument('--multiples', type=_numbers, default=[1, 2, 4, 8], help='lengths in units of train_len')
   parser.add_argument('--depths', type=_numbers, default=[0, 0.25, 0.5, 0.75, 1], help='0 the beginning, 1 the end')
   parser.add_argument('--trials', type=int, default=20, help='of each cell, at least 1')
-  parser.add_argument('--checkpoint', type=int, help='a step; the latest by default')
+  parser.add_argument('--checkpoint', default='latest', help='a step, or latest')
   args = parser.parse_args(argv)
   if args.trials < 1 or not args.depths or not all(0 <= d <= 1 for d in args.depths):
     parser.error(f'--trials={args.trials} --depths={args.depths}: at least 1, and numbers from 0 to 1, are allowed')

@@ -68,12 +68,7 @@ def main(argv: list[str] | None = None) -> None:
 
   # ---- its parameters
   checkpoints = Checkpoints(args.workdir)
-  steps = checkpoints.steps
-  if args.checkpoint != 'latest' and not args.checkpoint.isdigit():
-    raise SpecError(f'--checkpoint={args.checkpoint}: a step, or latest, is allowed')
-  if not steps:
-    raise SpecError(f'--workdir={args.workdir}: holds no checkpoint yet')
-  step = steps[-1] if args.checkpoint == 'latest' else int(args.checkpoint)
+  step = checkpoints.named(args.checkpoint)
   here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
   params = checkpoints.restore(step, {'params': as_abstract(shapes, here)})['params']
   checkpoints.close()

@@ -58,9 +58,7 @@ def trained(workdir: pathlib.Path, config: Config, length: int) -> Iterator[Pane
   if not any(is_bias(text) for text in config.posenc):
     refuse(f'{workdir}: posenc', str(config.posenc))
   checkpoints = Checkpoints(workdir)
-  step = checkpoints.latest
-  if step is None:
-    raise SpecError(f'workdir = {str(workdir)!r}: holds no checkpoint yet')
+  step = checkpoints.named('latest')
   vocab_size = config.load_data().tokenizer.vocab_size
   graphdef, shapes = abstract(functools.partial(config.build_model, vocab_size))
   params = checkpoints.restore(step, {'params': as_abstract(shapes, whole(make_mesh(1)))})['params']

@@ -28,17 +28,16 @@ import posenc
 from configs.schema import Config
 from evaluation import factors, figures, search
 from evaluation.factors import ALGORITHMS, ONSETS, Candidate, Optimizer, Sizes
-from evaluation.plan import Plan
+from evaluation.opened import Opened
+from evaluation.plan import facts
 from evaluation.points import plain
 from evaluation.score import Scorer, Together
 from evaluation.search import Line, Races, Told
-from evaluation.store import Key, Store, checkpoint_hash, remembered
+from evaluation.store import Store
 from evaluation.survey import positions_hash
-from models.lm import abstract
 from spec import SpecError, one_of, parse_one
 from training import cli, hosts, lock, provenance
-from training.checkpoints import Checkpoints, as_abstract
-from training.devices import make_mesh, spread, start_jax
+from training.devices import start_jax
 
 WINNER = 'longrope, this search'
 ATTENTIONS = (1.0, 1.05, 1.1, 1.15, 1.2, 1.25, 1.3, 1.4)
@@ -96,53 +95,30 @@ def main(argv: list[str] | None = None) -> int:
   if jax.process_count() > 1:
     raise SpecError('scripts.search_longrope: one process is allowed')
   _check(args, config)
-  checkpoints = Checkpoints(workdir)
-  step = checkpoints.latest
-  if step is None:
-    raise SpecError(f'workdir = {str(workdir)!r}: holds no checkpoint yet')
+  opened = Opened(workdir, config)
 
-  # ---- data, model
-  data = config.load_data()
-  provenance.check_data(workdir, data)
+  # ---- data
+  data, slots, rule = opened.data, opened.slots, opened.rule
   if length % data.stride:
     raise SpecError(f"target_len = {length}: a multiple of the corpus's stride, {data.stride}, is allowed")
-  facts = {'bos': config.data.bos, 'bos_id': data.tokenizer.bos, 'corpus_sha256': data.sha256, 'stride': data.stride}
-  splits = data.splits
-  plan = search.search_plan(splits.validation, splits.train, length, L, docs=args.docs, spans=args.spans, **facts)
+  splits, about = data.splits, facts(data, config.data.bos)
+  plan = search.search_plan(splits.validation, splits.train, length, L, docs=args.docs, spans=args.spans, **about)
   tests = splits.test[: args.test_docs or len(splits.test)]
-  test_plan = Plan(config.eval, tests, train_len=L, max_multiple=config.max_multiple, **facts)
-  mesh = make_mesh(0, config.mesh)
-  graphdef, shapes = abstract(functools.partial(config.build_model, data.tokenizer.vocab_size))
-
-  @functools.cache
-  def params():
-    return checkpoints.restore(step, {'params': as_abstract(shapes, spread(mesh, shapes))})['params']
-
-  @functools.cache
-  def scorer():
-    return Scorer(graphdef, params(), mesh, config.eval.batch_tokens, config.memory_gb)
-
-  slots = [config.build_scheme(text) for text in config.posenc]
-  rule = config.build_rule(slots)
+  test_plan = opened.plan(tests)
   scheme = search.scheme_of(slots)
   name = f'{length}-{args.algorithm}-{args.seed}' + '-short' * args.short + '-key_tokens' * (args.fitness != 'all')
   out = pathlib.Path(args.out or workdir / 'search' / name)
   lock.take(out, 'search')
   kept, tried = (
     Store(path, lambda line: print(f'note: {line}'))
-    for path in (workdir / 'extrapolation' / 'store', workdir / 'search' / 'store')
+    for path in (opened.results / 'store', workdir / 'search' / 'store')
   )
-  files = workdir / 'checkpoints' / str(step)
-  checkpoint = remembered(workdir / 'extrapolation' / 'checkpoints.json', files, lambda: checkpoint_hash(params()))
 
   def made(method: str, n: int):
     pos = posenc.positions(method, slots, L, n, rule=rule)
     return positions_hash(pos), pos
 
-  def rows_in(store: Store):
-    return lambda positions, n: store.open(Key.of(config, data, checkpoint, positions, n))
-
-  _claim(out / 'settings.json', {**vars(args), 'checkpoint': checkpoint, 'tokens': data.tokens_sha256})
+  _claim(out / 'settings.json', {**vars(args), 'checkpoint': opened.checkpoint, 'tokens': data.tokens_sha256})
 
   # ---- what a candidate is worth
   quiet = functools.partial(tqdm.tqdm, disable=hosts.quiet(), dynamic_ncols=True)
@@ -151,7 +127,9 @@ def main(argv: list[str] | None = None) -> int:
   else:
     with quiet(unit='token', unit_scale=True, desc='judge') as bar:
       try:
-        counted = search.key_targets(plan, length, args.fitness, made, rows_in(tried), scorer, bar)
+        counted = search.key_targets(
+          plan, length, args.fitness, made, opened.rows_in(tried), lambda: opened.scorer, bar
+        )
       except posenc.Unsupported as reason:
         raise SpecError(f'fitness = {args.fitness!r}: {reason}') from None
   stages = search.race_stages(len(counted.windows))
@@ -159,12 +137,13 @@ def main(argv: list[str] | None = None) -> int:
   @functools.cache
   def many():
     rows = min(stages[0], max(config.eval.batch_tokens // length, 1))
+    mesh = opened.mesh
     if mesh.shape['fsdp'] * mesh.shape['context'] > 1:
-      return Scorer(graphdef, params(), mesh, rows * length, config.memory_gb)
+      return Scorer(opened.graphdef, opened.params, mesh, rows * length, config.memory_gb)
     tokens = 0 if jax.default_backend() == 'cpu' else config.eval.batch_tokens
-    return Together(graphdef, params(), mesh, rows, plan.targets, tokens, config.memory_gb)
+    return Together(opened.graphdef, opened.params, mesh, rows, plan.targets, tokens, config.memory_gb)
 
-  races = Races(plan, counted, made, rows_in(tried), many, stages)
+  races = Races(plan, counted, made, opened.rows_in(tried), many, stages)
   known = {d.name for d in splits.validation}
   where = f'{len(plan.documents)} documents, {sum(d.name in known for d in plan.documents)} of validation'
   print(f'search: {where}; {len(counted.windows)} windows of {length}, {counted.counts_WT.sum()} targets; {out}')
@@ -260,8 +239,8 @@ def main(argv: list[str] | None = None) -> int:
   methods = list(dict.fromkeys([*labels.values(), *(method for _, method in chosen.values())]))
   races(methods)
   with quiet(unit='token', unit_scale=True, desc='held out') as bar:
-    tested = search.held_out(test_plan, length, args.test_spans, methods, made, rows_in(kept), scorer, bar)
-  checkpoints.close()
+    scored = opened.rows_in(kept), lambda: opened.scorer
+    tested = search.held_out(test_plan, length, args.test_spans, methods, made, *scored, bar)
   tables = {
     'fixed': [
       Line(label, method, 1.0 if method == 'none' else attention, races.documents(method), tested[method])

@@ -75,6 +75,17 @@ class Checkpoints:
   def latest(self) -> int | None:
     return max(self.steps, default=None)
 
+  def named(self, checkpoint: str) -> int:
+    """The step that is meant by a step, or by 'latest'. SpecError where it is not there."""
+    steps = self.steps
+    if not steps:
+      raise SpecError(f'workdir = {str(self._directory.parent)!r}: holds no checkpoint yet')
+    if checkpoint == 'latest':
+      return steps[-1]
+    if checkpoint not in map(str, steps):
+      raise SpecError(f'checkpoint = {checkpoint}: allowed: latest, {", ".join(map(str, steps))}')
+    return int(checkpoint)
+
   def check_space(self, abstract: Any) -> None:
     """SpecError where the disk has no room for one more of `abstract`, before anything is computed for it."""
     needed = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(abstract))

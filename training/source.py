@@ -33,16 +33,13 @@ class Source:
     try:
       self.config = type(config).from_dict(provenance.read(self.workdir))
       self._checkpoints = Checkpoints(self.workdir)
+      self.step = self._checkpoints.named('latest')
     except SpecError as error:
       raise SpecError(f'config.init_from = {config.init_from!r}: {error}') from None
     self._vocab_size, self._slots = data.tokenizer.vocab_size, len(config.posenc)
     self._here, self._there = (
       abstract(functools.partial(c.build_model, self._vocab_size))[1] for c in (config, self.config)
     )
-    latest = self._checkpoints.latest
-    if latest is None:
-      raise SpecError(f'config.init_from = {config.init_from!r}: holds no checkpoint yet')
-    self.step = latest
     self._check(config, data)
 
   def _check(self, config: Any, data: Any) -> None:
