@@ -18,11 +18,11 @@ from absl import flags
 import posenc
 from configs.schema import Config
 from evaluation import expect, results, summary
-from evaluation.opened import Opened
 from evaluation.points import trained
 from evaluation.store import Store, checkpoint_hash
 from evaluation.survey import Survey, costs, rate, rest, status
 from evaluation.sweep import sweep
+from opened import Opened
 from posenc.alibi import ALiBi, slopes
 from spec import SpecError
 from training import cli, hosts, lock, provenance

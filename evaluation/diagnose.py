@@ -14,8 +14,8 @@ from absl import flags
 
 from configs.schema import Config
 from evaluation import diagnosis, events, figures, results
-from evaluation.opened import Opened
 from evaluation.store import Store
+from opened import Opened
 from posenc import check_method
 from spec import SpecError
 from training import cli, hosts, provenance

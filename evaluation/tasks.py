@@ -19,9 +19,9 @@ import posenc
 from configs.schema import Config
 from evaluation import heat
 from evaluation.answers import Grader, Point, Task, ask, build
-from evaluation.opened import Opened
 from evaluation.points import plain
 from models.memory import OutOfMemory
+from opened import Opened
 from spec import SpecError
 from training import cli, provenance
 from training.devices import start_jax

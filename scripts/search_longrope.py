@@ -28,13 +28,13 @@ import posenc
 from configs.schema import Config
 from evaluation import factors, figures, search
 from evaluation.factors import ALGORITHMS, ONSETS, Candidate, Optimizer, Sizes
-from evaluation.opened import Opened
 from evaluation.plan import facts
 from evaluation.points import plain
 from evaluation.score import Scorer, Together
 from evaluation.search import Line, Races, Told
 from evaluation.store import Store
 from evaluation.survey import positions_hash
+from opened import Opened
 from spec import SpecError, one_of, parse_one
 from training import cli, hosts, lock, provenance
 from training.devices import start_jax

@@ -8,9 +8,9 @@ import jax
 import pytest
 
 from configs.schema import Config
-from evaluation.opened import Opened
 from evaluation.plan import load
 from evaluation.store import Key, Store, checkpoint_hash
+from opened import Opened
 from spec import SpecError
 from train_test import finished, program, train  # noqa: F401
 from training import provenance
