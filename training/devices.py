@@ -20,7 +20,8 @@ def start_jax() -> None:
   """Compile cache on, one virtual CPU device per core, one of several processes if there are; before the first array.
 
   XLA spreads one small program badly over cores: two devices with half a batch each train a nano model 1.3 times as
-  fast as one device on two cores. Without effect on GPU and TPU.
+  fast as one device on two cores. It prefers vectors of 256 bits where a core has 512: with those attention takes 6 %
+  less, a step 2 to 4 %. Without effect on GPU and TPU; what XLA_FLAGS say already stays.
   """
   cache = os.environ.get('JAX_COMPILATION_CACHE_DIR', str(pathlib.Path.home() / '.cache' / 'longcurve' / 'jax'))
   jax.config.update('jax_compilation_cache_dir', cache)
@@ -28,6 +29,9 @@ def start_jax() -> None:
   if 'JAX_NUM_CPU_DEVICES' not in os.environ:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1  # macOS has none
     jax.config.update('jax_num_cpu_devices', min(cores, 8))
+  flags = os.environ.get('XLA_FLAGS', '')
+  if flags[:1] in ('', '-') and 'xla_cpu_prefer_vector_width' not in flags:  # otherwise they may name a file
+    os.environ['XLA_FLAGS'] = f'{flags} --xla_cpu_prefer_vector_width=512'.strip()
   hosts.join()
   try:
     jax.devices()
