@@ -3,7 +3,8 @@
   python -m benchmarks.attention --peer_python=/path/to/python   # one with requirements-bench.txt
 
 Float32, causal; SDPA carries no bias. `of SDPA` is our time over its time (below 1: ours is faster), `of NoPE` what a
-scheme costs. Gradients are by q, k, v, the scheme's parameters and what it reads of the tokens.
+scheme costs, each by the clock and in CPU time. Gradients are by q, k, v, the scheme's parameters and what it reads of
+the tokens.
 """
 
 import json
@@ -73,15 +74,16 @@ def main(argv: list[str] | None = None) -> None:
       records += race.as_record(shown)
       for c in shown:
         if c.absent:
-          rows.append([c.name, *[None] * 5])
+          rows.append([c.name, *[None] * 6])
           continue
         memory = c.about.get('temporary_bytes')
         rows.append([
-          c.name, f'{c.median * 1e3:.1f}', race.ratio(c, sdpa), race.ratio(c, nope), race.ratio(c, nope, 'cpu'),
+          c.name, f'{c.median * 1e3:.1f}', race.ratio(c, sdpa), race.ratio(c, sdpa, 'cpu'), race.ratio(c, nope),
+          race.ratio(c, nope, 'cpu'),
           None if memory is None else f'{memory / 2**20:.1f}',
         ])  # fmt: skip
     print(f'\nattention, {label}')
-    race.table(['', 'ms', 'of SDPA', 'of NoPE', 'cpu of NoPE', 'temporary MiB'], rows)
+    race.table(['', 'ms', 'of SDPA', 'cpu', 'of NoPE', 'cpu', 'temporary MiB'], rows)
     race.record(args.out, 'attention', args, {'shape': shape, 'label': label, 'runs': records})
 
 

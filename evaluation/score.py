@@ -151,7 +151,7 @@ class Together:
 
     def nll(params, inputs_BT, targets_BT, pos):
       self.traces += 1
-      return merge(graphdef, params).nll(inputs_BT, targets_BT, pos)[:, -kept:]
+      return merge(graphdef, params).nll(inputs_BT, targets_BT, pos, last=kept)
 
     every, shared = PartitionSpec(), PartitionSpec(BATCH)
     self._lies = NamedSharding(mesh, every), NamedSharding(mesh, shared)

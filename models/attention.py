@@ -70,8 +70,11 @@ class Row(NamedTuple):
 
 
 def _dense(tile: int, q: Side, k: Side, v_BKTH: jax.Array, at_q: Where, at_k: Where) -> Iterator[Row]:
-  """`_causal_rows`; of a longer input the one row is everything."""
+  """`_causal_rows`; of a longer input, or where only the last queries are asked for, the one row is everything."""
   length = v_BKTH.shape[-2]
+  if q.x.shape[-2] < length:
+    yield Row(0, length, q, k, v_BKTH, at_q, at_k)
+    return
   size = length // _causal_rows(length, tile)
   for start in range(0, length, size):
     end = start + size
@@ -313,6 +316,7 @@ def attend(
   tile: int = 0,
   mesh: Mesh | None = None,
   fused: bool = True,
+  last: int | None = None,
 ) -> jax.Array:
   """Causal attention under a position scheme, [B, T, N, H], exact for every `tile` (0: `choose_tile`) and `mesh`.
 
@@ -325,6 +329,8 @@ def attend(
   memory on each of its n devices.
 
   Where `models/kernels.py` has a fused kernel for the case, that serves it in place of tiles, unless not `fused`.
+
+  last: only of so many queries at the end, [B, last, N, H]. Tiles of one device save the others' work.
   """
   b, length, n, _ = q_BTNH.shape
   kv = k_BTKH.shape[2]
@@ -342,6 +348,11 @@ def attend(
   q_BTNH, k_BTKH, v_BTKH = (shared(shared(x, CONTEXT), None, CONTEXT) for x in (q_BTNH, k_BTKH, v_BTKH))
   graphdef, params = nnx.split(scheme)
   q, k, at_q, at_k, masks = _sides(q_BTNH, k_BTKH, scheme, pos, state, pad)
+  kernel, _ = kernels.choose(scheme, pos, state, q.x.dtype, q.x.shape[-1], mesh) if fused else (None, '')
+  if last is not None and ring is None and kernel is None:
+    rows = last if last <= tile else -(-last // tile) * tile
+    if rows < length:
+      q, at_q = cut_side(q, length - rows, rows), cut_where(at_q, length - rows, rows)
   arguments = params, q, k, _padded(jnp.moveaxis(v_BTKH, 1, 2), -2, pad), at_q, at_k, masks
 
   def tiles(params, *arguments):
@@ -355,9 +366,8 @@ def attend(
     o_BTNH = jnp.moveaxis(o_BNTH, 1, 2)[:, :length].astype(v_BTKH.dtype)
     return shared(shared(o_BTNH, None, CONTEXT), CONTEXT)
 
-  kernel, _ = kernels.choose(scheme, pos, state, q.x.dtype, q.x.shape[-1], mesh) if fused else (None, '')
   if kernel is None:
-    return tiles(*arguments)
+    return tiles(*arguments)[:, -(last or 0) :]
 
   def served(params, q, k, v_BKTH, at_q, *rest):
     qkv = [jnp.moveaxis(a, 1, 2)[:, :length] for a in (merge_heads(q.x), k.x, v_BKTH)]
@@ -367,7 +377,7 @@ def attend(
     whole = functools.partial(tiles, params, q, k, v_BKTH, at_q, *rest)
     return kernel(qkv, nnx.merge(graphdef, params), at_T, window_T, state, everywhere, whole)
 
-  return (kernels.unless_differentiated(served, tiles) if kernel.forward else served)(*arguments)
+  return (kernels.unless_differentiated(served, tiles) if kernel.forward else served)(*arguments)[:, -(last or 0) :]
 
 
 def _deal(ring: Ring, q: Side, k: Side, v_BKTH: jax.Array, at_q: Where, at_k: Where):

@@ -183,15 +183,22 @@ class Attention(nnx.Module):
     self.norm_query, self.norm_key = (head_norm(), head_norm()) if cfg.qk_norm else (None, None)
 
   def __call__(
-    self, x_BTD: jax.Array, scheme: PositionScheme, pos: Positions, tile: int, mesh: Mesh | None = None
+    self,
+    x_BTD: jax.Array,
+    scheme: PositionScheme,
+    pos: Positions,
+    tile: int,
+    mesh: Mesh | None = None,
+    last: int | None = None,
   ) -> jax.Array:
+    """[B, T, D]; of the `last` tokens alone, [B, last, D]."""
     b, t, _ = x_BTD.shape
     q_BTNH, k_BTKH = self.query_key(x_BTD)
     v_BTKH = self.value(x_BTD).reshape(b, t, self.cfg.kv, self.cfg.width)
     # Of the whole sequence, also where it lies on many devices: it may run along it.
     state = scheme.token_state(x_BTD, pos)
-    o_BTNH = attend(q_BTNH, k_BTKH, v_BTKH, scheme, pos, state, tile=tile, mesh=mesh)
-    return self.out(o_BTNH.reshape(b, t, -1))
+    o_BTNH = attend(q_BTNH, k_BTKH, v_BTKH, scheme, pos, state, tile=tile, mesh=mesh, last=last)
+    return self.out(o_BTNH.reshape(b, o_BTNH.shape[1], -1))
 
   def query_key(self, x_BTD: jax.Array) -> tuple[jax.Array, jax.Array]:
     b, t, _ = x_BTD.shape
@@ -236,9 +243,11 @@ class Block(nnx.Module):
     tile: int,
     key: jax.Array | None,
     mesh: Mesh | None = None,
+    last: int | None = None,
   ) -> jax.Array:
     keys = (None, None) if key is None else jax.random.split(key)
-    mixed_BTD = _maybe(self.post_attention, self.attention(self.norm_attention(x_BTD), scheme, pos, tile, mesh))
+    mixed_BTD = self.attention(self.norm_attention(x_BTD), scheme, pos, tile, mesh, last)
+    mixed_BTD, x_BTD = _maybe(self.post_attention, mixed_BTD), x_BTD[:, -(last or 0) :]
     sum_BTD = x_BTD + _dropout(mixed_BTD, self.cfg.dropout, keys[0])
     read_BTD = x_BTD if self.cfg.parallel else sum_BTD
     mixed_BTD = _maybe(self.post_mlp, self.mlp(self.norm_mlp(read_BTD)))
@@ -311,9 +320,13 @@ class LM(nnx.Module):
     *,
     tile: int | None = None,
     key: jax.Array | None = None,
+    last: int | None = None,
   ) -> jax.Array:
-    """Final states, [B, T, D]. `pos` has one `Positions` per slot. Dropout acts only where a `key` is given."""
-    return self._through(tokens_BT, pos, tile, key)[0]
+    """Final states, [B, T, D]. `pos` has one `Positions` per slot. Dropout acts only where a `key` is given.
+
+    last: of so many tokens at the end alone, [B, last, D], for which the last layer is computed. On one device.
+    """
+    return self._through(tokens_BT, pos, tile, key, last=last)[0]
 
   def statistics(
     self, tokens_BT: jax.Array, pos: Sequence[Positions], *, last: int, beyond: int, tile: int | None = None
@@ -327,7 +340,13 @@ class LM(nnx.Module):
     return jax.tree.map(lambda *of: jnp.stack(of, 1).reshape(-1, *of[0].shape[1:]), *slots)
 
   def _through(
-    self, tokens_BT: jax.Array, pos: Sequence[Positions], tile: int | None, key: jax.Array | None, look: Any = None
+    self,
+    tokens_BT: jax.Array,
+    pos: Sequence[Positions],
+    tile: int | None,
+    key: jax.Array | None,
+    look: Any = None,
+    last: int | None = None,
   ) -> tuple[jax.Array, Any]:
     """Final states, and what `look(block, x_BTD, scheme, pos)` says of each layer's input: by slot, [repeats, ...]."""
     tile = tile or self.cfg.tile
@@ -344,7 +363,7 @@ class LM(nnx.Module):
     repeats = self.cfg.layers // len(stacks)
     keys = None if key is None else jax.random.split(key, (repeats, len(stacks)))
 
-    def repeat(x_BTD, slice_of):
+    def repeat(x_BTD, slice_of, last=None):
       layers, params, at, slot_keys = slice_of
       seen = []
       for i, (graphdef, layer) in enumerate(zip(graphdefs, layers)):
@@ -353,7 +372,8 @@ class LM(nnx.Module):
         here = pos[i] if at[i] is None else dataclasses.replace(pos[i], at_T=at[i])
         if look is not None:
           seen.append(look(block, x_BTD, scheme, here))
-        x_BTD = self._lies(block(x_BTD, scheme, here, tile, None if slot_keys is None else slot_keys[i], self.mesh))
+        slot_key, cut = None if slot_keys is None else slot_keys[i], last if i == len(layers) - 1 else None
+        x_BTD = self._lies(block(x_BTD, scheme, here, tile, slot_key, self.mesh, cut))
       return x_BTD, tuple(seen)
 
     if self.cfg.remat:
@@ -361,8 +381,13 @@ class LM(nnx.Module):
     # Unrolled while that is cheap to compile: on CPUs the loop costs 10-40 %. The parameters are stacked either way.
     # Not where memory is to be saved: XLA merges an unrolled layer's recomputation with the layer itself.
     unroll = repeats if repeats <= 8 and not self.cfg.remat else 1
-    x_BTD, seen = jax.lax.scan(repeat, x_BTD, (stacks, scheme_stacks, at_layers, keys), unroll=unroll)
-    return self.norm(x_BTD), seen
+    each = stacks, scheme_stacks, at_layers, keys
+    if last is None:
+      x_BTD, seen = jax.lax.scan(repeat, x_BTD, each, unroll=unroll)
+      return self.norm(x_BTD), seen
+    before, final = (jax.tree.map(lambda a, part=part: a[part], each) for part in (slice(-1), -1))
+    x_BTD, _ = jax.lax.scan(repeat, x_BTD, before, unroll=max(min(unroll, repeats - 1), 1))
+    return self.norm(repeat(x_BTD, final, last)[0]), None
 
   def _lies(self, x_BTD: jax.Array) -> jax.Array:
     return lies(x_BTD, self.mesh, BATCH, CONTEXT)
@@ -381,13 +406,15 @@ class LM(nnx.Module):
     tile: int | None = None,
     chunk: int | None = None,
     key: jax.Array | None = None,
+    last: int | None = None,
   ) -> jax.Array:
-    """-log p(target), nats, f32[B, T], 0 for targets below 0, which are not asked for.
+    """-log p(target), nats, f32[B, T], 0 for targets below 0, which are not asked for; of the `last` T alone.
 
     Chunk by chunk of T, and again in the backward pass: [B, T, V] never exists.
     """
-    x_BTD = self.hidden(tokens_BT, pos, tile=tile, key=key)
-    rows, length = tokens_BT.shape
+    x_BTD = self.hidden(tokens_BT, pos, tile=tile, key=key, last=last)
+    targets_BT = targets_BT[:, -(last or 0) :]
+    rows, length = targets_BT.shape
     blocks = 1 if self.mesh is None else self.mesh.shape[CONTEXT]
     block = length // blocks  # each device's own part of the sequence is cut into chunks, so that none travels
     chunk = min(chunk or self.cfg.loss_chunk, block)

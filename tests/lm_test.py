@@ -49,6 +49,34 @@ def test_nll_is_cross_entropy_of_the_logits():
   np.testing.assert_allclose(lm.nll(TOKENS, TARGETS, pos), want, atol=1e-5)
 
 
+@pytest.mark.parametrize('last', [1, 8, T])
+@pytest.mark.parametrize(
+  'pattern, fields',
+  [
+    (('rope',), {'layers': 1}),
+    (('rope', 'nope'), {'layers': 4, 'tied': False}),
+    (('cope',), {'layers': 3}),
+    (('alibi',), {'parallel': True, 'post_norm': True, 'tile': 4}),
+  ],
+)  # fmt: skip
+def test_nll_of_the_last_tokens_alone(pattern, fields, last):
+  lm, pos = build(pattern, **fields)
+  got = lm.nll(TOKENS, TARGETS, pos, last=last, chunk=5)
+  np.testing.assert_allclose(got, lm.nll(TOKENS, TARGETS, pos)[:, -last:], atol=1e-5)
+
+
+def test_the_last_tokens_alone_save_a_layers_work():
+  lm, pos = build(layers=2, kv_heads=0)
+
+  def flops(last):
+    return (
+      jax.jit(lambda tokens: lm.nll(tokens, tokens, pos, last=last)).lower(TOKENS).compile().cost_analysis()['flops']
+    )
+
+  # Of two layers, the keys and values of the second are left, and its queries, which are not worth a program's lines.
+  assert flops(1) < 0.7 * flops(None)
+
+
 @pytest.mark.parametrize('tied', [True, False])
 def test_zeroed_head_is_uniform(tied):
   """ln V at every position: the value a broken loss would miss first."""
