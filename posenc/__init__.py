@@ -3,9 +3,10 @@
   scheme = posenc.build('rope(base=10000.0)', heads=4, head_dim=32, d_model=128, train_len=128, rngs=nnx.Rngs(0))
   pos = posenc.positions('yarn(factor=8)+logn', scheme, train_len=128, eval_len=1024)
 
-A scaling method builds a `Positions`; a scheme reads a `Positions`. A new scheme is one file and one line in SCHEMES, a
-new method one function and one line in METHODS (`posenc/scaling.py`), a new rule for training-time positions one class
-and one line in RULES (`posenc/sampling.py`).
+A scaling method builds a `Positions`; a scheme reads a `Positions`. A new scheme is one file, its import and
+its entry in SCHEMES; a new method one function and its entry in METHODS (`posenc/scaling.py`); a new rule for
+training-time positions one class and its entry in RULES (`posenc/sampling.py`). All are listed in README.md and
+docs/catalogue.md.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """What several runs make of one task, in one figure and one table: heat maps side by side, or accuracy against length.
 
   python -m evaluation.tasks --workdir=runs/copy/nope-0 --task=copy --multiples=0.5,1,1.5,2   # each run first
-  python -m scripts.compare_tasks runs/copy/* --task=copy --out=runs/copy/copy.png
+  python -m scripts.compare_tasks runs/copy/* --task=copy --out=runs/copy.png
 
 Runs of one scheme are seeds of one line: heat maps pool their trials, curves draw every seed and the median, and the
 table has every seed's number. Of each run the newest checkpoint asked.

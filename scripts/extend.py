@@ -4,7 +4,7 @@
 
 Trains a source per seed, then a run for each arm, budget and seed; run the same command again to go on (scripts/grid.py
 has the rest: a cell that fails stops no other). --smoke takes minutes and means nothing. --table makes table and figure
-of what is there. Writes extend.md and extend.png to --workdir.
+of what is there. --config.field=value is for all runs. Writes extend.md and extend.png to --workdir.
 """
 
 import argparse
@@ -203,7 +203,10 @@ def _numbers(flag: str, text: str, kind: type) -> list:
 
 
 def main(argv: list[str] | None = None) -> int:
-  parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+  parser = argparse.ArgumentParser(
+    description=__doc__.split('\n')[0],
+    epilog='--config.field=value is for all runs.',
+  )
   parser.add_argument(
     '--workdir', required=True, type=pathlib.Path, help='folder of the runs, extend.md and extend.png'
   )

@@ -270,7 +270,10 @@ def status(todo: Sequence[Cell]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-  parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+  parser = argparse.ArgumentParser(
+    description=__doc__.split('\n')[0],
+    epilog='--config.field=value is for all cells.',
+  )
   parser.add_argument('--config', required=True, help='the recipe, such as configs/smoke.py')
   parser.add_argument('--workdir', required=True, type=pathlib.Path, help='folder of the cells')
   parser.add_argument('--posenc', required=True, help="schemes, such as 'rope;alibi'")

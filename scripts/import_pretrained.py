@@ -22,7 +22,10 @@ from training.checkpoints import Checkpoints, saved
 
 
 def main(argv: list[str] | None = None) -> None:
-  parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+  parser = argparse.ArgumentParser(
+    description=__doc__.split('\n')[0],
+    epilog='--config=FILE and --config.field=value: what text a sweep reads and how; configs/smollm2.py by default.',
+  )
   parser.add_argument('source', help='a folder, a .gguf file, a hub id, or an installed package that holds a .gguf')
   parser.add_argument('--workdir', type=pathlib.Path, required=True)
   parser.add_argument('--train_len', type=int, default=0, help="a shorter original context to study; 0: the model's")

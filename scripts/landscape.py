@@ -1,4 +1,4 @@
-"""Trains and sweeps every scheme of the catalogue alike, and prints the tutorials' overview table with numbers.
+"""Trains and sweeps every scheme of the catalogue alike, and prints one overview table with numbers.
 
   python -m scripts.landscape --workdir=runs/landscape
 
@@ -165,7 +165,10 @@ def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-  parser = argparse.ArgumentParser(description=__doc__.split('\n')[0])
+  parser = argparse.ArgumentParser(
+    description=__doc__.split('\n')[0],
+    epilog='--set, --jobs, --status, --print and --config.field=value are those of scripts.grid.',
+  )
   parser.add_argument('--workdir', required=True, type=pathlib.Path, help='folder of the runs and of landscape.md')
   parser.add_argument(
     '--smoke', action='store_true', help='tiny runs of one seed, in minutes: the numbers mean nothing'

@@ -1,6 +1,6 @@
 """What bias schemes add to the logits, per head, over the distance of the key: as they start, or as a run learned them.
 
-  python -m scripts.plot_bias --scheme=alibi --scheme=kerple_log --out=docs/bias.png
+  python -m scripts.plot_bias --scheme=alibi --scheme=kerple_log --out=runs/bias.png
   python -m scripts.plot_bias --workdir=runs/fire --out=runs/fire/bias.png
 
 Drawn for the last query of `length` tokens: where the bias depends on the query's position (fire), another query has

@@ -1,6 +1,6 @@
 """q.k against distance, RoPE and sinusoidal: what decays, what does not, and what the usual figure of it shows.
 
-  python -m scripts.plot_decay --out=docs/decay.png
+  python -m scripts.plot_decay --out=runs/decay.png
 
 a. The usual recipe, the mean of q.k over independent random q and k: noise around 0 at every distance, 0 included. The
    rms stays at sqrt(d): nothing decays.
