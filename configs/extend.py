@@ -1,6 +1,7 @@
 """Scale, fine-tune, sweep again: what each way to windows of 4x costs, on the quickstart's RoPE model.
 
 COMMAND   python -m scripts.extend --workdir=runs/extend    (all arms, budgets and three seeds; --smoke: minutes)
+          114 runs; an estimated half hour on 2 cores, nobody has timed it
 ONE RUN   python train.py --config=configs/extend.py:source --workdir=runs/source
           python train.py --config=configs/extend.py:yarn --config.init_from=runs/source --workdir=runs/yarn
           python eval_extrapolation.py --workdir=runs/yarn

@@ -1,16 +1,16 @@
 """Text in two dimensions with a known answer: what predicts a cell stands next door in the row above, 16 bytes back.
 
-COMMAND   python train.py --config=configs/grid.py:rope --workdir=runs/grid/rope
-          python eval_extrapolation.py --workdir=runs/grid/rope
-ROW, COL  python train.py --config=configs/grid.py --config.posenc='rope2d(width=17)' --workdir=runs/grid/rope2d
+COMMAND   python train.py --config=configs/grid.py:rope --workdir=runs/automata/rope
+          python eval_extrapolation.py --workdir=runs/automata/rope
+ROW, COL  python train.py --config=configs/grid.py --config.posenc='rope2d(width=17)' --workdir=runs/automata/rope2d
 BASES     --config.posenc='rope(base=100.0)' and --config.posenc='rope2d(width=17, base=100.0)'
 HARDER    --config.data.corpus='grid(rule=150)': all three neighbours, not two
 
 Trained on windows of 16 rows. BOS stands in the column of the newline before, so that a token's index is its row x 17 +
 its column in every window.
 
-MEASURED, 2026-11-30, one seed each, on 2 cores of an AMD EPYC shared with other work (2.2 minutes of CPU time for a
-training, 0.4 for a sweep), fixed targets, perplexity; the floor is 1.205 at every length:
+MEASURED, 2026-11-30, one seed each, on 2 cores of an AMD EPYC (2.2 minutes of CPU time for a training, 0.4
+for a sweep, while other programs ran), fixed targets, perplexity; the floor is 1.205 at every length:
                         16 rows (1x)     32 rows        64 rows
   rope2d                1.215 +-0.019    1.597 +-0.046  3.73 +-0.14
   rope                  1.215 +-0.019    2.267 +-0.036  5.90 +-0.24

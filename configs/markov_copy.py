@@ -8,10 +8,10 @@ The floor steps from perplexity 8.569 (31 bytes of context at most) to 2.509 (32
 flat from there: a scheme that finds the byte 32 back within the training length has nothing left to learn, and what it
 loses beyond is its own.
 
-MEASURED, 2026-11-30, `rope`, one seed, on 2 cores of an AMD EPYC shared with other work (4 minutes of CPU time for the
-training, 1.3 for the sweep): fixed targets at 0.25x, 0.5x, 1x, 2x, 4x, 8x: none 8.60 2.52 2.52 2.59 2.74 4.53, ntk 8.60
-2.52 2.52 5.77 20.6 19.0, yarn 8.60 2.52 2.52 24.5 22.3 25.2 (half widths 0.05 at 1x, 0.2 at 8x). Methods that rescale
-frequencies move the angle of distance 32, and the copy is lost; plain RoPE keeps it.
+MEASURED, 2026-11-30, `rope`, one seed, on 2 cores of an AMD EPYC (4 minutes of CPU time for the training, 1.3 for the
+sweep, while other programs ran): fixed targets at 0.25x, 0.5x, 1x, 2x, 4x, 8x: none 8.60 2.52 2.52 2.59 2.74 4.53, ntk
+8.60 2.52 2.52 5.77 20.6 19.0, yarn 8.60 2.52 2.52 24.5 22.3 25.2 (half widths 0.05 at 1x, 0.2 at 8x). Methods that
+rescale frequencies move the angle of distance 32, and the copy is lost; plain RoPE keeps it.
 """
 
 from configs import schema

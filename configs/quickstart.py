@@ -11,7 +11,7 @@ PREDICTED, before the first full run, of the fixed-target curves (one seed: a st
   c. yarn beats none at 4x, the paired 95 % interval excluding 0: `eval.compare`, so that it is tested alone.
 `python -m scripts.quickstart_claims runs/quickstart` prints what became of them.
 
-MEASURED, 2026-11-29, 2 cores of an AMD EPYC, 7.0 minutes in all (training 1.5 to 2 minutes a scheme): fixed targets at
+MEASURED, 2026-11-30, 2 cores of an AMD EPYC, 7.0 minutes in all (training 1.1 minutes a scheme): fixed targets at
 1x, 2x, 4x, 8x, 16x, 32x: rope none 3.71 7.40 18.9 39.5 42.1 42.9, rope yarn 3.71 3.85 4.45 5.49 9.25 13.2, alibi none
 3.95 3.95 3.96 3.96 3.96 3.96. All three held; docs/LOG.md tells of a run whose (a) did not.
 

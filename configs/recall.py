@@ -2,7 +2,7 @@
 
 COMMAND   python train.py --config=configs/recall.py:rope --workdir=runs/recall/rope
           python -m evaluation.tasks --workdir=runs/recall/rope --task=passkey --task=needle
-ALL       python -m scripts.compare_tasks runs/recall/* --task=passkey --out=runs/recall/passkey.png
+ALL       python -m scripts.compare_tasks runs/recall/* --task=passkey --out=runs/passkey.png
 
 Episodes are trained on their answers alone (data/tasks.py); what works and what did not is in docs/LOG.md.
 

@@ -1,6 +1,6 @@
 """Everything the real recipes do, in seconds, on Python's own library: for tests and for looking around.
 
-COMMAND   python train.py --config=configs/smoke.py:alibi --workdir=/tmp/smoke
+COMMAND   python train.py --config=configs/smoke.py:alibi --workdir=runs/smoke
 """
 
 from configs import schema
