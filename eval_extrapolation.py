@@ -18,8 +18,8 @@ from absl import flags
 import posenc
 from configs.schema import Config
 from evaluation import expect, results, summary
-from evaluation.points import trained
-from evaluation.store import Store, checkpoint_hash
+from evaluation.points import is_drawn, trained
+from evaluation.store import Store, checkpoint_hash, remember_store
 from evaluation.survey import Survey, costs, rate, rest, status
 from evaluation.sweep import sweep
 from opened import Opened
@@ -87,6 +87,7 @@ def main() -> int:
       print(f'\n{_forecast(survey, lambda n: n * provenance.forward_flops_per_token(config, run.shapes, n), run)}')
       print(f'\n{expect.text(survey)}')
     return 0
+  hosts.on_first(mesh, lambda: remember_store(directory, store))
   for remark in (*posenc.remarks((*methods, config.method), slots, config.train_len), *run.rule.remarks()):
     print(f'note: {remark}')
   facts = provenance.facts(config, data, run.shapes, run.step)
@@ -97,8 +98,6 @@ def main() -> int:
     f'{len(plan.documents)} test documents x {per_document}; {len(methods)} methods x {len(lengths)} lengths, at most '
     f'{survey.tokens / 1e6:.1f} M tokens, each set of positions once'
   )
-  curve = directory / 'curve.jsonl'
-  before = curve.read_bytes() if curve.exists() else b''
   points, kept = [], None
   with tqdm.tqdm(total=survey.tokens, unit='token', unit_scale=True, disable=hosts.quiet()) as bar:
     parts = sweep(
@@ -115,7 +114,7 @@ def main() -> int:
         kept = kept or differed
   if not hosts.first():
     return 0
-  if curve.read_bytes() != before or not (directory / 'curve.png').exists():
+  if not is_drawn(directory):
     results.draw(directory, points)
 
   # ---- what it found

@@ -275,7 +275,7 @@ def _put(rows: Rows, file: File, length: int, mine: Sequence[np.ndarray], what: 
     if rows.has(place, 1):
       n = min(len(row), len(rows.row(place, 0)))
       with np.errstate(invalid='ignore'):
-        apart = float(np.nanmax(np.abs(rows.row(place, n) - row[-n:])))
+        apart = float(np.fmax.reduce(np.abs(rows.row(place, n) - row[-n:]), initial=0))  # inf less inf is no difference
       if apart > SAME:
         raise SpecError(
           f'{what} has other numbers at {length} tokens already, {apart:.3g} nats apart: another workdir, --method, '

@@ -210,19 +210,12 @@ class Report:
   def references(self) -> list[tuple[str, str]]:
     """(name, what its source is), of everything drawn: the first paragraph of what the code says of itself."""
     schemes = dict.fromkeys(text for p in self.points for text in p.get('posenc', p['scheme'].split(' ')))
-    methods = dict.fromkeys(p['method'] for p in self.points)
+    rules = dict.fromkeys(p.get('positions', 'sequential') for p in self.points)
     out = {}
-    for text in schemes:
-      call = _parsed(text)
-      scheme = posenc.SCHEMES.get(call[0].name) if call else None
-      module = inspect.getmodule(scheme)
-      if scheme is not None and module is not None:
-        out[call[0].name] = f'{_first(module)} {_first(scheme)}'
-    for text in methods:
+    for text in (*schemes, *(r for r in rules if r != 'sequential'), *dict.fromkeys(p['method'] for p in self.points)):
       for call in _parsed(text):
-        if call.name in posenc.METHODS:
-          out[call.name] = _first(posenc.METHODS[call.name])
-    return list(out.items())
+        out[call.name] = source(call.name)
+    return [(name, text) for name, text in out.items() if text]
 
   def comparisons(self) -> list[tokens.Pair]:
     """Whose tokens are shown. As asked for, or of each scheme what its config says or its best method at the longest
@@ -260,6 +253,15 @@ class Report:
     return sorted({p['length'] for p in self.points if p['protocol'] == protocol})
 
 
+def source(name: str) -> str:
+  """Of a scheme, method or rule: paper and formula, as its own file says; '' where it is none of ours."""
+  if name not in posenc.SCHEMES:
+    return _first((posenc.METHODS | posenc.RULES).get(name, ''))
+  scheme = posenc.SCHEMES[name]
+  module = inspect.getmodule(scheme)
+  return _first(scheme) if module is posenc.base else f'{_first(module)} {_first(scheme)}'
+
+
 def _of(points: Sequence[Point]) -> str:
   p = points[0]
   return f'{p["targets"]} targets of {p["documents"]} documents.'
@@ -281,7 +283,7 @@ def counted(rows: Sequence[Point]) -> str:
 
 
 def _first(of: object) -> str:
-  return ' '.join((inspect.getdoc(of) or '').split('\n\n')[0].split())
+  return '' if isinstance(of, str) else ' '.join((inspect.getdoc(of) or '').split('\n\n')[0].split())
 
 
 def _parsed(text: str) -> list[Any]:

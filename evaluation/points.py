@@ -1,5 +1,6 @@
 """Points: what a sweep measured, a line each of a curve.jsonl. Their names, their floor, what a protocol adds."""
 
+import hashlib
 import json
 import math
 import pathlib
@@ -11,6 +12,7 @@ from evaluation.sweep import Point, exp
 # A point's identity: a second sweep replaces what it measures again and leaves the rest.
 KEY = ('protocol', 'length', 'method', 'checkpoint_step', 'targets_hash')
 FLOOR = 'theoretical floor'
+DRAWN = '.drawn'  # beside a curve: the hash of the one that was drawn last
 
 
 def plain(value: Any) -> Any:
@@ -36,6 +38,20 @@ def read_curve(path: pathlib.Path) -> list[Point]:
   """The points of a curve.jsonl; non-finite numbers are floats again."""
   points = [json.loads(line) for line in path.read_text().splitlines() if line]
   return [{k: _number(v) for k, v in p.items()} for p in points]
+
+
+def is_drawn(directory: pathlib.Path) -> bool:
+  """Whether table, picture and event files are of the curve.jsonl that is there, all of them."""
+  drawn = directory / DRAWN
+  return drawn.exists() and drawn.read_text() == _curve_hash(directory)
+
+
+def mark_drawn(directory: pathlib.Path) -> None:
+  (directory / DRAWN).write_text(_curve_hash(directory))
+
+
+def _curve_hash(directory: pathlib.Path) -> str:
+  return hashlib.sha256((directory / 'curve.jsonl').read_bytes()).hexdigest()
 
 
 def read_metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:

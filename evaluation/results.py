@@ -6,7 +6,19 @@ import shutil
 from collections.abc import Sequence
 
 from evaluation import events, figures, summary
-from evaluation.points import FLOOR, chance, fake_gain, floors, line_name, merge, plain, read_curve, to_line, trained
+from evaluation.points import (
+  FLOOR,
+  chance,
+  fake_gain,
+  floors,
+  line_name,
+  mark_drawn,
+  merge,
+  plain,
+  read_curve,
+  to_line,
+  trained,
+)
 from evaluation.sweep import Point, exp
 
 
@@ -51,6 +63,7 @@ def draw(directory: pathlib.Path, points: Sequence[Point]) -> None:
   figures.plot(picture, rows)
   tables = {protocol: table(rows, protocol) for protocol in dict.fromkeys(p['protocol'] for p in rows)}
   events.write(directory / 'tensorboard', points, tables, picture)
+  mark_drawn(directory)  # last: one who is killed before draws it all again
 
 
 def write_csv(path: pathlib.Path, points: Sequence[Point]) -> None:

@@ -77,6 +77,6 @@ def rank_stability(runs: Sequence[Run]) -> str:
     )
   return (
     f"Rank stability: Kendall's tau of the order of {len(schemes)} schemes at the last checkpoint with those at the "
-    f'{len(shared) - 1} before it, steps {shared[0]} to {shared[-1]}, mean [lowest], validation documents: '
-    f'{", ".join(cells)}.'
+    f'{len(shared) - 1} before it, steps {shared[0]} to {shared[-1]}, mean [lowest], {found[0]["tokens"]} targets of '
+    f'{found[0]["documents"]} validation documents: {", ".join(cells)}.'
   )

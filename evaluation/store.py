@@ -294,3 +294,18 @@ def remembered(path: pathlib.Path, source: pathlib.Path, compute: Callable[[], s
     known[source.name] = [now, compute()]
     _write(path, (json.dumps(known, indent=2) + '\n').encode())
   return known[source.name][1]
+
+
+def remember_store(directory: pathlib.Path, store: Store) -> None:
+  """Notes beside a curve where its windows are, if not there: a report looks them up."""
+  mine, path = store_folders(directory), store.directory.absolute()
+  if path not in mine:
+    _write(directory / 'stores.json', (json.dumps([str(p) for p in (*mine[1:], path)], indent=2) + '\n').encode())
+
+
+def store_folders(directory: pathlib.Path) -> list[pathlib.Path]:
+  """Of all stores that sweeps of this folder have used: its own, and those they were given."""
+  elsewhere: list[str] = []
+  with contextlib.suppress(OSError, ValueError):
+    elsewhere = json.loads((directory / 'stores.json').read_text())
+  return [directory.absolute() / 'store', *map(pathlib.Path, elsewhere)]

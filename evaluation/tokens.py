@@ -15,7 +15,7 @@ from data import Data
 from evaluation.plan import Plan, load
 from evaluation.points import trained
 from evaluation.runs import Run
-from evaluation.store import Key, Store
+from evaluation.store import Key, Store, store_folders
 from spec import SpecError
 
 SHOWN = 8  # tokens at each end
@@ -156,8 +156,7 @@ def _rows(run: Run, plan: Plan, method: str, length: int) -> np.ndarray:
   point = next(found, None)
   if point is None or 'nll_documents' not in point:
     raise Missing(f'{method} has no number at {length} tokens')
-  store, warnings = run.workdir / 'extrapolation' / 'store', []
-  shelves = Store(store, warnings.append, writes=False)
+  folders, warnings = store_folders(run.workdir / 'extrapolation'), []
   windows = plan.select('fixed_targets', length).parts
 
   def mine(key: Key) -> bool:
@@ -165,7 +164,8 @@ def _rows(run: Run, plan: Plan, method: str, length: int) -> np.ndarray:
     corpus = run.record['data'].get('tokens_sha256', key.corpus)
     return (key.scheme, key.positions, key.length, key.bos, key.corpus) == (*of_point, corpus)
 
-  for key in filter(mine, shelves.keys()):
+  stores = [Store(folder, warnings.append, writes=False) for folder in folders]
+  for shelves, key in ((store, key) for store in stores for key in filter(mine, store.keys())):
     shelf = shelves.open(key)
     places = [plan.place(part.window) for part in windows]
     if all(shelf.has(place, plan.targets) for place in places):
@@ -174,7 +174,7 @@ def _rows(run: Run, plan: Plan, method: str, length: int) -> np.ndarray:
       # Another checkpoint's shelf may lie in the same store.
       if np.allclose(nll_D, point['nll_documents'], rtol=1e-9, atol=0, equal_nan=True):
         return x_NT
-  raise Missing(f'{store} does not hold what {method} scored at {length} tokens')
+  raise Missing(f'{" or ".join(map(str, folders))} does not hold what {method} scored at {length} tokens')
 
 
 def _plan(run: Run) -> tuple[Data, Plan]:

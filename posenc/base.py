@@ -81,9 +81,8 @@ def distance(at_t: jax.Array, at_s: jax.Array) -> jax.Array:
 
 
 class PositionScheme(nnx.Module):
-  """No positional encoding, and the interface: every hook is the identity here, a scheme overrides what it needs.
-
-  NoPE: Haviv et al. 2022 (2203.16634), Kazemnejad et al. 2023 (2305.19466). Order is known from the causal mask alone.
+  """No positional encoding (Haviv et al. 2022, 2203.16634; Kazemnejad et al. 2023, 2305.19466): order is known from the
+  causal mask alone. And the interface: every hook is the identity here, a scheme overrides what it needs.
 
   A constructor takes `dims` and `rngs`, then the keyword-only arguments a config may set. Attributes are plain Python
   numbers and strings, or `PosParam`: NNX turns an array attribute, a numpy one included, into state, and it would be

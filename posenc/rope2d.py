@@ -1,4 +1,4 @@
-"""Rotary positions on a grid, in the conventions of four vision models."""
+"""Rotary positions on a grid: RoPE-ViT (Heo et al. 2024, 2403.13298), Pixtral, Qwen2-VL and lucidrains' axial form."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,7 +15,7 @@ class RoPE2D(PositionScheme):
   q.k then depends on the two differences, of rows and of columns: not on n - m, so no method made for a sequence
   applies. Beyond the training length there are more rows; columns stay within the grid.
 
-    naver-ai/rope-vit, axial (Heo et al. 2024)   rope2d(order='xy', pairing='interleaved', base=100.0)
+    naver-ai/rope-vit, axial                     rope2d(order='xy', pairing='interleaved', base=100.0)
     Mistral's Pixtral                            rope2d(freqs='alternating', pairing='interleaved')
     Qwen2-VL's vision tower, Hugging Face        rope2d()
     lucidrains' rotary-embedding-torch, axial    rope2d(pairing='interleaved')

@@ -56,7 +56,7 @@ def _scale(factor: float | None, train_len: int, eval_len: int) -> float:
 
 
 def none(pos: Positions, scheme: PositionScheme, train_len: int, eval_len: int) -> Writes:
-  """Positions 0, 1, 2 ... and the trained frequencies."""
+  """Positions 0, 1, 2 ... and the trained frequencies: the model as it is."""
   return {}
 
 
@@ -90,12 +90,13 @@ def _ntk(scheme: PositionScheme, s: float) -> np.ndarray:
 
 
 def ntk(pos, scheme, train_len, eval_len, *, factor: float | None = None) -> Writes:
-  """NTK-aware, YaRN eq. 16: base' = base s**(d/(d-2)), so pair 0 is kept and the last is divided by exactly s."""
+  """NTK-aware (bloc97 2023), YaRN (2309.00071) eq. 16: base' = base s**(d/(d-2)), so pair 0 is kept and the last is
+  divided by exactly s."""
   return {'inv_freq_P': _ntk(scheme, _scale(factor, train_len, eval_len))}
 
 
 def dynamic_ntk(pos, scheme, train_len, eval_len, *, factor: float | None = None) -> Writes:
-  """Dynamic NTK, YaRN section 3.3: `ntk` with s = max(1, l/L) of the pass at hand. factor: the largest s, a cap."""
+  """Dynamic NTK, YaRN (2309.00071) section 3.3: `ntk` with s = max(1, l/L) of the pass at hand. factor: a cap on s."""
   return {'inv_freq_P': _ntk(scheme, _capped(factor, train_len, eval_len))}
 
 
@@ -114,7 +115,7 @@ def dynamic_ntk_qwen(pos, scheme, train_len, eval_len) -> Writes:
 
 
 def ntk_mixed_su(pos, scheme, train_len, eval_len, *, factor: float | None = None, power: float = 0.75) -> Writes:
-  """Su's mixed-base NTK (kexue.fm 9706): lambda_p = exp(a (p + 1)**power), a = ln s / (d/2)**power.
+  """Mixed-base NTK (Su 2023, kexue.fm 9706): lambda_p = exp(a (p + 1)**power), a = ln s / (d/2)**power.
 
   The last pair is divided by s as in `ntk`, but pair 0 is slowed down too. His code fixes s = 12.
   """
@@ -162,7 +163,7 @@ def ntk_by_parts(
   ramp: str = 'index',
   truncate: bool = True,
 ) -> Writes:
-  """NTK-by-parts, YaRN section 3.2: theta' = (1 - g_p) theta/s + g_p theta, a blend in frequency.
+  """NTK-by-parts, YaRN (2309.00071) section 3.2: theta' = (1 - g_p) theta/s + g_p theta, a blend in frequency.
 
   ramp: 'rotations' is the paper's eq. 17-18, g = clip((r_p - beta_slow)/(beta_fast - beta_slow), 0, 1); 'index' is the
     released code, linear in p between c(beta_fast) and c(beta_slow), c(r) = d ln(L/(2 pi r)) / (2 ln base), rounded
@@ -204,7 +205,8 @@ def yarn(
   mscale: float | None = None,
   mscale_all_dim: float | None = None,
 ) -> Writes:
-  """YaRN, eq. 21-22: NTK-by-parts, and queries and keys both times a = 0.1 ln s + 1, so logits times a**2.
+  """YaRN, Peng et al. 2023 (2309.00071) eq. 21-22: NTK-by-parts, and queries and keys both times a = 0.1 ln s + 1, so
+  logits times a**2.
 
   The default ramp is the released code's, which every deployed model uses; the paper's is `yarn(ramp="rotations")`.
   attention_factor: a number replaces a. mscale, mscale_all_dim: where both are given a = m(s, mscale) / m(s,
@@ -338,7 +340,7 @@ def longrope_dynamic(
   factor: float | None = None,
   attention: str | float | None = None,
 ) -> Writes:
-  """LongRoPE that follows the length, as released: lambda_p(l) = 1 + (lambda_p - 1)(l/L - 1)/(s - 1).
+  """LongRoPE (2402.13753) that follows the length, as released: lambda_p(l) = 1 + (lambda_p - 1)(l/L - 1)/(s - 1).
 
   long: lambda_p found for s. factor: that s. The temperature is that of s at every length beyond L, as in the code;
   within L nothing is changed, where the code's lambda falls below 1.
@@ -398,7 +400,8 @@ def _window(pos: Positions, scheme: PositionScheme, train_len: int, eval_len: in
 
 
 def sliding_window(pos, scheme, train_len, eval_len, *, window: int | None = None) -> Writes:
-  """A query sees the last `window` keys, its own included: i - window < j <= i. None: the training length.
+  """A query sees the last `window` keys, its own included: i - window < j <= i (Longformer, Beltagy et al. 2020,
+  2004.05150). None: the training length.
 
   Mistral's released mask keeps one more; Hugging Face's keeps these.
   """

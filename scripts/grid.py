@@ -27,7 +27,7 @@ import jax
 import tqdm
 
 from configs.schema import Config
-from evaluation.points import read_curve, read_metrics
+from evaluation.points import is_drawn, read_curve, read_metrics
 from spec import SpecError, one_of
 from training import checkpoints, cli, lock, provenance
 
@@ -68,7 +68,7 @@ class Cell:
   def _swept(self) -> bool:
     """Whether its curve has every point of the last checkpoint, and all that follows from a curve has been drawn."""
     curve = self.workdir / 'extrapolation' / 'curve.jsonl'
-    if not (curve.exists() and (curve.parent / 'tensorboard').exists()):  # the last that a sweep leaves behind
+    if not (curve.exists() and is_drawn(curve.parent)):
       return False
     there = {(p['protocol'], p['length'], p['method']) for p in read_curve(curve) if p['checkpoint_step'] == self.step}
     lengths = [self.config.tokens(m) for m in self.config.eval.multiples]

@@ -3,6 +3,7 @@
 import functools
 import math
 import os
+import shutil
 import subprocess
 import sys
 
@@ -151,6 +152,39 @@ def test_tokens_of_lines_are_means_over_their_seeds(run, swept, monkeypatch):
   assert found.n_better == (change <= -tokens.SPREAD).sum() and found.n_worse == (change >= tokens.SPREAD).sum()
   best = found.better[0].nll
   assert best[0] - best[1] == pytest.approx(change.min(), abs=1e-6) and best[1] in x_NT['none'] + 0.5
+
+
+def test_status_and_dry_run_score_nothing(run, swept):
+  folder = run.folder / 'run' / 'extrapolation'
+  before = {path: path.read_bytes() for path in folder.rglob('*') if path.is_file()}
+  status, plan = (run('eval_extrapolation', '--method=pi', f'--{flag}') for flag in ('status', 'dry_run'))
+  assert (status.returncode, plan.returncode) == (0, 0), (status.stderr, plan.stderr)
+  (none,), (pi,) = ([line for line in status.stdout.splitlines() if line.startswith(m)] for m in ('none', 'pi'))
+  there, needed = (none.split()[i::3] for i in (1, 3))
+  assert there == needed and len(there) == 3 and pi.split()[-3:-1] == ['0', 'of'] and status.stdout in plan.stdout
+  parts = [line for line in plan.stdout.splitlines() if ' windows missing, ' in line]
+  assert len(parts) >= 3 and '128 tokens: ' in plan.stdout and 'TFLOP' in plan.stdout
+  (total,) = [line for line in plan.stdout.splitlines() if line.startswith('in all ')]
+  assert int(total.split()[2]) == sum(int(line.split()[2]) for line in parts) > 0
+  assert {path: path.read_bytes() for path in folder.rglob('*') if path.is_file()} == before
+
+
+def test_a_rerun_draws_what_a_killed_sweep_did_not_and_remembers_a_shared_store(run, swept):
+  folder, shared = run.folder / 'run' / 'extrapolation', run.folder / 'shared'
+  picture = (folder / 'curve.png').read_bytes()
+  (folder / 'store').rename(shared)
+  (folder / 'curve.png').write_bytes(b'of the curve before')
+  shutil.rmtree(folder / 'tensorboard')
+  (folder / '.drawn').write_text('the hash of that curve')
+  try:
+    done = run('eval_extrapolation', f'--store={shared}')
+    assert done.returncode == 0, done.stderr
+    assert not (folder / 'store').exists() and read_curve(folder / 'curve.jsonl') == swept[1]
+    assert (folder / 'curve.png').read_bytes() == picture and len([*(folder / 'tensorboard').iterdir()]) == 2
+    read = runs.read(run.folder / 'run')
+    assert len(tokens._rows(read, tokens._plan(read)[1], 'yarn', 128))
+  finally:
+    shared.rename(folder / 'store')
 
 
 def test_another_checkpoint_joins_the_curve(run, swept):

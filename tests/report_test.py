@@ -4,12 +4,14 @@ import csv
 import html.parser
 import json
 import math
+import re
 
 import numpy as np
 import pytest
 
 import evaluation
-from evaluation import report, results, sections, summary, tokens
+import posenc
+from evaluation import figures, gather, report, results, sections, summary, tokens
 from evaluation.runs import side_by_side
 from evaluation.stats import infer
 from spec import SpecError
@@ -101,6 +103,30 @@ def test_the_page_has_the_numbers_of_the_statistics(make, tmp_path):
   assert (tmp_path / 'out' / 'report.pdf').read_bytes().startswith(b'%PDF')
   assert report.main([*map(str, folders), f'--out={tmp_path / "again"}']) == 0
   assert (tmp_path / 'again' / 'report.html').read_text() == text
+
+
+def test_every_figure_is_on_the_page_and_in_the_pdf(make, tmp_path, monkeypatch):
+  folders = [make('a0'), make('a1', seed=1), make('b', 'alibi', methods=('none',), positions='randomized(max_len=64)')]
+  found = report.Report(side_by_side(folders))
+  assert set(found.pictures) == {'fixed_targets', 'non_overlapping', 'plane', 'position'}
+  assert sections.html(found).count('<svg') == len(found.pictures)
+  plane = found.pictures['plane'].figure.axes[0]
+  assert {line.get_label() for line in plane.lines} >= {'rope none', 'rope yarn'}
+  sheets, drawn = figures.sheets, []
+  monkeypatch.setattr(figures, 'sheets', lambda lines: drawn.extend(lines) or sheets(lines))
+  report.write_pdf(found, tmp_path / 'report.pdf')
+  pages = len(re.findall(rb'/Type /Page\b', (tmp_path / 'report.pdf').read_bytes()))
+  assert pages == len(found.pictures) + len(sheets(drawn)) > len(found.pictures)
+  assert {line.split(': ')[0] for line in drawn[1:]} == {'rope', 'alibi', 'randomized', 'none', 'yarn'}
+
+
+@pytest.mark.parametrize('name', [*posenc.SCHEMES, *posenc.METHODS, *posenc.RULES])
+def test_every_reference_names_its_source(name):
+  """A paper's year or number, a release, or what of ours it derives from."""
+  text = gather.source(name)
+  assert text.endswith(('.', ')')) and 'everything positional' not in text
+  if name not in ('none', 'sequential'):
+    assert re.search(r'\b(19|20)\d\d\b|\b\d{4}\.\d{4,5}\b|`\w+`', text), text
 
 
 def test_nothing_from_elsewhere_and_no_strangers_markup(make, tmp_path):

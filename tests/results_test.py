@@ -105,7 +105,25 @@ def test_the_same_sweep_again_leaves_the_same_bytes(tmp_path):
   before = {f: (tmp_path / f).read_bytes() for f in ('curve.jsonl', 'curve.csv', 'curve.png')}
   assert results.write(tmp_path, [*curve(), *NON_FINITE])[1] is None
   assert {f: (tmp_path / f).read_bytes() for f in before} == before
-  assert sorted(p.name for p in tmp_path.iterdir()) == [*sorted(before), 'tensorboard']
+  assert sorted(p.name for p in tmp_path.iterdir()) == ['.drawn', *sorted(before), 'tensorboard']
+
+
+def test_what_was_not_drawn_to_the_end_is_told_from_what_was(tmp_path, monkeypatch):
+  results.write(tmp_path, curve(('none',)))
+  assert points_of.is_drawn(tmp_path)
+  results.write(tmp_path, curve(('none', 'yarn')), redraw=False)
+  assert not points_of.is_drawn(tmp_path)
+
+  def killed(*args):
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch:
+    patch.setattr(results.events, 'write', killed)  # picture and table are of the new curve by now
+    with pytest.raises(KeyboardInterrupt):
+      results.draw(tmp_path, curve(('none', 'yarn')))
+  assert not points_of.is_drawn(tmp_path)
+  results.draw(tmp_path, curve(('none', 'yarn')))
+  assert points_of.is_drawn(tmp_path)
 
 
 def test_the_order_of_sweeps_leaves_the_same_bytes(tmp_path):
