@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 
 import posenc
 from configs.schema import Config
@@ -51,11 +52,12 @@ class Cost(NamedTuple):
 def cost(run: Run) -> Cost:
   told = read_metrics(run.workdir)
 
-  def median(tag):
+  def quantile(tag, q):
     values = [line[tag] for line in told if tag in line]
-    return statistics.median(values) if values else math.nan
+    return float(np.quantile(values, q)) if values else math.nan
 
-  return Cost(median('train/tokens_per_second'), median('train/bytes'))
+  # Not the median of the speed: what else a machine does for a while only slows a run.
+  return Cost(quantile('train/tokens_per_second', 0.75), quantile('train/bytes', 0.5))
 
 
 def where(scheme: PositionScheme) -> str:
@@ -135,8 +137,8 @@ def table(runs: Sequence[Run]) -> str:
       else f'learning rate of {", ".join(f"{r:g}" for r in sorted(rates))} by validation text at 1x, scheme by scheme.'
     ),
     f'NLL: nats a token, fixed targets, ± half of a 95 % band. stretch({summary.DELTA:g}) and '
-    f'reach({summary.EPSILONS[0]:g}) of lengths to {longest / report.train_len:g}x, with 95 % intervals. tokens/s and '
-    'bytes: of a training step, NoPE is 1. relative: a shift of all positions changes nothing (rows of 2D-RoPE end, '
+    f'reach({summary.EPSILONS[0]:g}) of lengths to {longest / report.train_len:g}x, with 95 % intervals. tokens/s (of a '
+    "run's logs the upper quartile) and bytes: of a training step, NoPE is 1. relative: a shift of all positions changes nothing (rows of 2D-RoPE end, "
     "FIRE divides by the query's own position). Methods of RoPE: what they cost at 1x is behind their NLL; * marked "
     'over the whole table.',
     report.stability if report.several else '',
