@@ -137,9 +137,10 @@ def table(runs: Sequence[Run]) -> str:
       else f'learning rate of {", ".join(f"{r:g}" for r in sorted(rates))} by validation text at 1x, scheme by scheme.'
     ),
     f'NLL: nats a token, fixed targets, ± half of a 95 % band. stretch({summary.DELTA:g}) and '
-    f'reach({summary.EPSILONS[0]:g}) of lengths to {longest / report.train_len:g}x, with 95 % intervals. tokens/s (of a '
-    "run's logs the upper quartile) and bytes: of a training step, NoPE is 1. relative: a shift of all positions changes nothing (rows of 2D-RoPE end, "
-    "FIRE divides by the query's own position). Methods of RoPE: what they cost at 1x is behind their NLL; * marked "
+    f'reach({summary.EPSILONS[0]:g}) of lengths to {longest / report.train_len:g}x, with 95 % intervals. tokens/s (the '
+    "upper quartile of a run's logs) and bytes: of a training step, NoPE is 1. relative: a shift of all positions changes "
+    "nothing (rows of 2D-RoPE end, FIRE divides by the query's own position). Methods of RoPE: what they cost at 1x is "
+    'behind their NLL; * marked '
     'over the whole table.',
     report.stability if report.several else '',
   ]
