@@ -138,10 +138,9 @@ def table(runs: Sequence[Run]) -> str:
     ),
     f'NLL: nats a token, fixed targets, ± half of a 95 % band. stretch({summary.DELTA:g}) and '
     f'reach({summary.EPSILONS[0]:g}) of lengths to {longest / report.train_len:g}x, with 95 % intervals. tokens/s (the '
-    "upper quartile of a run's logs) and bytes: of a training step, NoPE is 1. relative: a shift of all positions changes "
-    "nothing (rows of 2D-RoPE end, FIRE divides by the query's own position). Methods of RoPE: what they cost at 1x is "
-    'behind their NLL; * marked '
-    'over the whole table.',
+    "upper quartile of a run's logs) and bytes: of a training step, NoPE is 1. relative: a shift of all positions "
+    "changes nothing (rows of 2D-RoPE end, FIRE divides by the query's own position). Methods of RoPE: what they cost "
+    'at 1x is behind their NLL; * marked over the whole table.',
     report.stability if report.several else '',
   ]
   return '\n\n'.join([_markdown(HEAD, lines), *filter(None, about)])
