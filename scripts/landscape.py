@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 import posenc
 from configs.schema import Config
@@ -63,8 +64,13 @@ def cost(run: Run) -> Cost:
 def where(scheme: PositionScheme) -> str:
   """What of a layer a scheme changes, by the hooks that it has of its own and uses: some are options."""
   n, pos = scheme.dims.heads, posenc.positions('none', scheme, scheme.dims.train_len, 2)
-  q, p = jnp.zeros((1, 2, n, scheme.dims.head_dim)), jnp.zeros((1, n, 2, 2))
-  idle = {'rotate': scheme.rotate(q, q, pos)[0] is q, 'values': scheme.values(p, pos.at_T, pos.at_T) is None}
+  idle = {}
+
+  def look(scheme):
+    q, p = jnp.zeros((1, 2, n, scheme.dims.head_dim)), jnp.zeros((1, n, 2, 2))
+    idle.update(rotate=scheme.rotate(q, q, pos)[0] is q, values=scheme.values(p, pos.at_T, pos.at_T) is None)
+
+  nnx.eval_shape(look, scheme)  # that of a config has shapes for parameters
   own = [hook for hook in WHERE if owner(scheme, hook) is not PositionScheme and not idle.get(hook)]
   return ', '.join(WHERE[hook] for hook in own) or 'nothing'
 

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from flax import nnx
 
 import posenc
 from evaluation.runs import together
@@ -28,14 +29,15 @@ from spec import SpecError
   ('fox(rope=True)', 'relative', 'queries, keys, logits'),
 ])  # fmt: skip
 def test_what_a_scheme_changes(scheme, kind, where):
-  made = build(SPEC.get(scheme, scheme) if '(' not in scheme else scheme)
+  made = nnx.eval_shape(lambda: build(SPEC.get(scheme, scheme)))  # as a config makes it
   assert (landscape.kind(made), landscape.where(made)) == (kind, where)
 
 
 def test_every_scheme_is_in_it():
   args = [landscape.FORMS.get(name, name) for name in posenc.SCHEMES]
-  for text in args:
-    build(text)  # none lacks a number
+  for text in args:  # none lacks a number
+    made = nnx.eval_shape(lambda text=text: build(text))
+    assert landscape.kind(made) and landscape.where(made), text
 
 
 @pytest.fixture
