@@ -19,7 +19,7 @@ import posenc
 from configs.schema import Config
 from evaluation import expect, results, summary
 from evaluation.points import is_drawn, trained
-from evaluation.store import Store, checkpoint_hash, remember_store
+from evaluation.store import Store, remember_store
 from evaluation.survey import Survey, costs, rate, rest, status
 from evaluation.sweep import sweep
 from opened import Opened
@@ -70,8 +70,6 @@ def main() -> int:
   data, plan = run.data, run.plan()
   several = jax.process_count() > 1
   store = Store(STORE.value or directory / 'store', lambda line: print(f'note: {line}'), writes=hosts.first())
-  if several:  # none may find what another has just written
-    run.checkpoint = checkpoint_hash(run.params)
   open_rows = functools.cache(run.rows_in(store)) if several else run.rows_in(store)
   survey = Survey(plan, slots, methods, lengths, config.train_len, run.rule, open_rows)
   _check_context(survey, mesh)

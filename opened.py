@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 from configs.schema import Config
@@ -76,6 +77,8 @@ class Opened:
   @functools.cached_property
   def checkpoint(self) -> str:
     """The parameters' hash, under which rows are kept. Remembered beside the curve: it takes longer than a rerun."""
+    if jax.process_count() > 1:  # none may find what another has just written
+      return checkpoint_hash(self.params)
     files = self.workdir / 'checkpoints' / str(self.step)
     return remembered(self.results / 'checkpoints.json', files, lambda: checkpoint_hash(self.params))
 

@@ -1,6 +1,6 @@
 """Every scheme of the catalogue on one recipe, for the overview table: the quickstart's model, swept to 8x.
 
-COMMAND   python -m scripts.landscape --workdir=runs/landscape            (51 runs: 1.6 hours on 2 cores; docs/landscape.md)
+COMMAND   python -m scripts.landscape --workdir=runs/landscape            (1.6 hours on 2 cores: docs/landscape.md)
 SMOKE     python -m scripts.landscape --workdir=runs/smoke --smoke        (minutes)
 ONE RUN   python train.py --config=configs/landscape.py:fire --workdir=runs/fire
 

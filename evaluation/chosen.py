@@ -84,10 +84,10 @@ def _best(settings: Sequence[Setting]) -> list[Setting]:
     return [settings[0]._replace(said='the only one')]
   if any(len(s.nll) < len(s.runs) for s in settings):
     return [s._replace(said='none is chosen: not all runs have told it') for s in settings]
-  if not all(math.isfinite(s.mean) for s in settings):
-    return [s._replace(said='none is chosen: not all runs have a number') for s in settings]
   most = max(len(s.nll) for s in settings)
-  best = min(s.mean for s in settings if len(s.nll) == most)
+  best = min((s.mean for s in settings if len(s.nll) == most and not math.isnan(s.mean)), default=None)
+  if best is None:
+    return [s._replace(said='none is chosen: none has a number') for s in settings]
   first = next(s for s in settings if len(s.nll) == most and s.mean == best)
 
   def said(s: Setting) -> str:

@@ -363,7 +363,7 @@ class LM(nnx.Module):
     repeats = self.cfg.layers // len(stacks)
     keys = None if key is None else jax.random.split(key, (repeats, len(stacks)))
 
-    def repeat(x_BTD, slice_of, last=None):
+    def repeat(last, x_BTD, slice_of):
       layers, params, at, slot_keys = slice_of
       seen = []
       for i, (graphdef, layer) in enumerate(zip(graphdefs, layers)):
@@ -377,17 +377,17 @@ class LM(nnx.Module):
       return x_BTD, tuple(seen)
 
     if self.cfg.remat:
-      repeat = jax.checkpoint(repeat, prevent_cse=False)
+      repeat = jax.checkpoint(repeat, prevent_cse=False, static_argnums=0)
     # Unrolled while that is cheap to compile: on CPUs the loop costs 10-40 %. The parameters are stacked either way.
     # Not where memory is to be saved: XLA merges an unrolled layer's recomputation with the layer itself.
     unroll = repeats if repeats <= 8 and not self.cfg.remat else 1
     each = stacks, scheme_stacks, at_layers, keys
     if last is None:
-      x_BTD, seen = jax.lax.scan(repeat, x_BTD, each, unroll=unroll)
+      x_BTD, seen = jax.lax.scan(functools.partial(repeat, None), x_BTD, each, unroll=unroll)
       return self.norm(x_BTD), seen
     before, final = (jax.tree.map(lambda a, part=part: a[part], each) for part in (slice(-1), -1))
-    x_BTD, _ = jax.lax.scan(repeat, x_BTD, before, unroll=max(min(unroll, repeats - 1), 1))
-    return self.norm(repeat(x_BTD, final, last)[0]), None
+    x_BTD, _ = jax.lax.scan(functools.partial(repeat, None), x_BTD, before, unroll=max(min(unroll, repeats - 1), 1))
+    return self.norm(repeat(last, x_BTD, final)[0]), None
 
   def _lies(self, x_BTD: jax.Array) -> jax.Array:
     return lies(x_BTD, self.mesh, BATCH, CONTEXT)

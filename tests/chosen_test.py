@@ -67,6 +67,14 @@ def test_nothing_is_chosen_where_one_has_told_nothing(make):
   assert all(s.chosen and 'none is chosen' in s.said for s in settings)
 
 
+@pytest.mark.parametrize('first', [float('nan'), float('inf')])
+def test_a_setting_that_diverged_is_not_chosen(make, first):
+  lost, kept = chosen.choose([make('rope', 0.003, 0, first), make('rope', 0.001, 0, 2.0)])
+  assert kept.chosen and kept.said == 'chosen' and not lost.chosen and lost.said.endswith('worse')
+  told = chosen.choose([make('alibi', rate, 0, float('nan')) for rate in (0.003, 0.001)])
+  assert all('none is chosen' in s.said for s in told)
+
+
 def test_other_differences_are_other_recipes_unless_asked_for(make):
   runs = [make('rope', 0.001, 0, 2.0), make('rope', 0.003, 0, 3.0, model={'layers': 4})]
   assert [s.chosen for s in chosen.choose(runs)] == [True, True]

@@ -214,6 +214,13 @@ def test_only_what_counts_is_looked_at(tmp_path, file, ours):
   assert take(tmp_path, file, ours, **{f'nll_{made.plan.near}': nll}) == 0
 
 
+def test_a_window_of_infinite_losses_comes_again(tmp_path, file, ours):
+  """inf less inf is no number, and no difference; numpy warns of a row that is all of it, and warnings are errors."""
+  all_inf = changed(ours, 32, 4, np.inf)
+  for _ in range(2):
+    assert take(tmp_path, file, ours, **all_inf) == 0
+
+
 def test_two_models_in_one_folder_are_refused(tmp_path, file, ours, capsys):
   assert take(tmp_path, file, ours) == 0
   capsys.readouterr()

@@ -57,6 +57,7 @@ def test_nll_is_cross_entropy_of_the_logits():
     (('rope', 'nope'), {'layers': 4, 'tied': False}),
     (('cope',), {'layers': 3}),
     (('alibi',), {'parallel': True, 'post_norm': True, 'tile': 4}),
+    (('rope',), {'remat': True}),
   ],
 )  # fmt: skip
 def test_nll_of_the_last_tokens_alone(pattern, fields, last):

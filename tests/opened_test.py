@@ -17,11 +17,16 @@ from training import provenance
 from training.checkpoints import Checkpoints
 
 
+@pytest.fixture
+def workdir(finished):  # noqa: F811  pytest finds a fixture by the name under which it was imported
+  return finished
+
+
 def opened(workdir, checkpoint='latest'):
   return Opened(workdir, Config.from_dict(provenance.read(workdir)), checkpoint)
 
 
-def test_nothing_is_read_before_it_is_asked_for(finished, monkeypatch):  # noqa: F811
+def test_nothing_is_read_before_it_is_asked_for(workdir, monkeypatch):
   """--status of a sweep on a machine that cannot hold the model; a task of random tokens without the corpus."""
 
   def refuse(*args, **kwargs):
@@ -29,7 +34,7 @@ def test_nothing_is_read_before_it_is_asked_for(finished, monkeypatch):  # noqa:
 
   monkeypatch.setattr(Checkpoints, 'restore', refuse)
   monkeypatch.setattr(Config, 'load_data', refuse)
-  run = opened(finished)
+  run = opened(workdir)
   assert run.step == 20 and [scheme.name for scheme in run.slots] == ['rope'] and run.tokenizer.vocab_size == 257
   assert jax.tree.leaves(run.shapes) and not run.results.exists()
   for name in ('params', 'data'):
@@ -37,8 +42,8 @@ def test_nothing_is_read_before_it_is_asked_for(finished, monkeypatch):  # noqa:
       getattr(run, name)
 
 
-def test_windows_are_of_the_runs_own_plan_and_rows_of_its_parameters(finished, tmp_path):  # noqa: F811
-  run = opened(finished)
+def test_windows_are_of_the_runs_own_plan_and_rows_of_its_parameters(workdir, tmp_path):
+  run = opened(workdir)
   _, theirs = load(run.config.to_dict())
   plan = run.plan()
   assert plan.targets_hash == theirs.targets_hash
@@ -50,19 +55,19 @@ def test_windows_are_of_the_runs_own_plan_and_rows_of_its_parameters(finished, t
   assert run.rows_in(store)('positions', 32).key == want
 
 
-def test_a_checkpoint_is_a_step_or_the_latest(finished, tmp_path):  # noqa: F811
+def test_a_checkpoint_is_a_step_or_the_latest(workdir, tmp_path):
   for name, step in (('latest', 20), ('20', 20), ('12', 12)):
-    assert opened(finished, name).step == step
+    assert opened(workdir, name).step == step
   for name in ('15', 'newest', '-1', '20.0', ''):
     with pytest.raises(SpecError, match=f'^checkpoint = {re.escape(name)}: allowed: latest, .*20$'):
-      opened(finished, name)
-  shutil.copytree(finished, tmp_path / 'run', ignore=lambda folder, names: [n for n in names if n.isdecimal()])
+      opened(workdir, name)
+  shutil.copytree(workdir, tmp_path / 'run', ignore=lambda folder, names: [n for n in names if n.isdecimal()])
   with pytest.raises(SpecError, match='holds no checkpoint yet$'):
     opened(tmp_path / 'run')
 
 
-def test_another_corpus_than_that_of_training_is_refused(finished, monkeypatch):  # noqa: F811
-  other = dataclasses.replace(opened(finished).data, sha256='0' * 64)
+def test_another_corpus_than_that_of_training_is_refused(workdir, monkeypatch):
+  other = dataclasses.replace(opened(workdir).data, sha256='0' * 64)
   monkeypatch.setattr(Config, 'load_data', lambda self: other)
   with pytest.raises(SpecError, match=r"is not what this run began with \(corpus_sha256: .* -> '0+'\)"):
-    opened(finished).plan()
+    opened(workdir).plan()
