@@ -646,14 +646,14 @@ def test_seconds_are_a_budget_too(run, tmp_path):
   assert len(lines_of(tmp_path / 'search.jsonl')) >= 64
 
 
-def test_key_tokens_are_a_fitness(run, tmp_path):
+def test_key_tokens_are_a_fitness(run, found, tmp_path):
   """Chosen by the run itself."""
   judge = 'key_tokens(judge="none", short=1.0, long=2.0, alpha=0.05, beta=-99.0)'
   searched(run, f'--fitness={judge}', '--attentions=', '--evaluations=8', f'--out={tmp_path}')
   settings = json.loads((tmp_path / 'settings.json').read_text())
   assert settings['fitness'] == judge and judge in (tmp_path / 'report.md').read_text()
   told = lines_of(tmp_path / 'search.jsonl')
-  of_all = lines_of(run / 'search' / '64-paper-0' / 'search.jsonl')[0]
+  of_all = lines_of(found / 'search.jsonl')[0]
   assert told[0]['method'] == of_all['method'] and told[0]['nll'] != pytest.approx(of_all['nll'], abs=1e-3)
 
 
