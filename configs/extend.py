@@ -1,7 +1,7 @@
 """Scale, fine-tune, sweep again: what each way to windows of 4x costs, on the quickstart's RoPE model.
 
 COMMAND   python -m scripts.extend --workdir=runs/extend    (all arms, budgets and three seeds; --smoke: minutes)
-          114 runs; an estimated half hour on 2 cores, nobody has timed it
+          114 runs, 24 minutes on 2 cores with --jobs=2
 ONE RUN   python train.py --config=configs/extend.py:source --workdir=runs/source
           python train.py --config=configs/extend.py:yarn --config.init_from=runs/source --workdir=runs/yarn
           python eval_extrapolation.py --workdir=runs/yarn
@@ -22,11 +22,11 @@ PREDICTED, before the first run, of fixed targets at 4x:
 Where tuning without scaling (long) is no longer behind pi, ntk and yarn is reported, whatever it is; so is the price,
 NLL at 1x less the control's.
 
-MEASURED, 2026-11-30, a pilot of seed 0 and three budgets, NLL at 512 less the source's 1.310 at 128, after 0, 1 and
-10 % of the tokens: pi 2.196 1.001 0.252, ntk 0.707 0.140 0.007, yarn 0.182 0.075 0.012, long 1.628 0.476 0.020, abf
-0.330 0.088 0.006, drope 2.291 1.227 1.092, short 1.628 1.586 1.619. (a) held. `long` had caught up with yarn at 10 %
-(+0.008, inside its band), not at 1 %, and was ahead of pi from the start. At 128 all but pi (+0.253) and drope
-(+1.077) were back within 0.02 at 10 %. One seed: about this checkpoint.
+MEASURED, 2026-11-30, three seeds, NLL at 512 less the source's 1.319 at 128, after 0, 1 and 10 % of the tokens:
+  pi 2.017 0.988 0.252, ntk 0.859 0.162 0.012, yarn 0.177 0.066 0.012, long 1.626 0.505 0.022, abf 0.314 0.076 0.008,
+  drope 2.292 1.218 1.085, short 1.626 1.614 1.635
+(a) held. `long` was ahead of pi from 1 % on, no longer behind ntk at 10 %, and still behind yarn there, by 0.010.
+At 128 all but pi (+0.250) and drope (+1.070) were within 0.02 at 10 %. All of it: docs/extend.md.
 """
 
 import pathlib
