@@ -33,7 +33,7 @@ from evaluation.plan import Plan
 from evaluation.points import plain
 from evaluation.protocols import Selection, Window
 from evaluation.score import Scorer
-from evaluation.stats import t_interval
+from evaluation.stats import MIN_PAIRS, t_interval
 from evaluation.store import Rows
 from evaluation.survey import Stage, fill, positions_hash
 from models.lm import merge
@@ -260,7 +260,7 @@ class Diagnosis:
 
 
 def _interval(name: str, x_D: np.ndarray) -> Point:
-  mean, low, high = t_interval(x_D)
+  mean, low, high = t_interval(x_D, least=MIN_PAIRS)
   return {name: mean, f'{name}_low': low, f'{name}_high': high}
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evaluation.points import FLOOR, fake_gain, floors, line_name, trained
-from evaluation.stats import Extent
+from evaluation.stats import MIN_DOCUMENTS, Extent
 from evaluation.sweep import Point, exp
 
 if TYPE_CHECKING:
@@ -65,7 +65,8 @@ def curves(points: Sequence[Point], looks: Looks) -> 'Figure':
   """Perplexity against length, log2 both ways, a panel per protocol, a band per line; of `summary.rows`.
 
   Dashed lines are oracles: their method is told how long the input is. Failures reach 10**3, so y ends at 15 times the
-  lowest value; points above sit on the edge as triangles. A thin grey line is the corpus's entropy, where it is known.
+  lowest value; points above sit on the edge as triangles. Of too few documents for a band each is a faint line. A thin
+  grey line is the corpus's entropy, where it is known.
   """
   protocols = list(dict.fromkeys(p['protocol'] for p in points))
   several = len({trained(p) for p in points}) > 1
@@ -99,10 +100,7 @@ def curves(points: Sequence[Point], looks: Looks) -> 'Figure':
         ax.text(0.98, 0.02, remark, fontsize=8, color='0.4', ha='right', transform=ax.transAxes)
     axes[0].set_ylabel('perplexity per token')
     rule = '' if several or points[0].get('positions', 'sequential') == 'sequential' else f'{trained(points[0])}\n'
-    title = (
-      f'{rule}checkpoint {_checkpoints(points)}\n95 % band over all lengths of a line,\n'
-      f'{_seeds(points)}\ndashed: told its length (oracle)'
-    )
+    title = f'{rule}checkpoint {_checkpoints(points)}\n{_spread(points)}\ndashed: told its length (oracle)'
     _legend(figure, axes[0], title)
   return figure
 
@@ -363,12 +361,15 @@ def _checkpoints(points: Sequence[Point]) -> str:
   return ', '.join(map(str, sorted({p['checkpoint_step'] for p in points})))
 
 
-def _seeds(points: Sequence[Point]) -> str:
-  """What a line speaks of."""
+def _spread(points: Sequence[Point]) -> str:
+  """What is around a line, and what it speaks of."""
+  few = max(len(_each(p)) for p in points)
+  if few and all(p.get('ci_low') is None for p in points):
+    return f'{few} documents, a faint line each:\nno interval'
   counts = sorted({len(p['seeds']) if 'seeds' in p else 1 for p in points})
-  if counts == [1]:
-    return 'over documents, this checkpoint,\nnot this scheme'
-  return f'over documents and {" to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds'
+  seeds = f'and {" to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds'
+  of = ', this checkpoint,\nnot this scheme' if counts == [1] else f' {seeds}'
+  return f'95 % band over all lengths of a line,\nover documents{of}'
 
 
 def _range(points: Sequence[Point]) -> tuple[float, float]:
@@ -377,9 +378,17 @@ def _range(points: Sequence[Point]) -> tuple[float, float]:
     return 1.0, 10.0
   best = min(p['ppl'] for p in ok)
   # Bands may reach down to half the best value: with few documents they would otherwise squeeze the curves.
-  bottom = max(min(p['ppl'] if p['ci_low'] is None else p['ci_low'] for p in ok), best / 2)
+  bottom = max(min(x for p in ok for x in (p['ppl'] if p['ci_low'] is None else p['ci_low'], *_each(p))), best / 2)
   bottom = min([bottom, *(exp(p['floor']) for p in ok if 'floor' in p)])
   return bottom, max(min(15 * best, max(p['ppl'] for p in ok)), 1.2 * best)
+
+
+def _each(point: Point) -> list[float]:
+  """Perplexity of each document where there are too few for an interval; diverged is infinite."""
+  nll_D = point.get('nll_documents', ())
+  if point.get('ci_low') is not None or len(nll_D) >= MIN_DOCUMENTS:
+    return []
+  return [exp(x) if math.isfinite(x) else math.inf for x in nll_D]
 
 
 def _contexts(points: Sequence[Point], protocol: str) -> str:
@@ -390,6 +399,8 @@ def _contexts(points: Sequence[Point], protocol: str) -> str:
 
 def _line(ax: Any, line: Sequence[Point], label: str, look: tuple[str, str], ceiling: float) -> None:
   """One method's curve and band; what lies above `ceiling`, or diverged, is a triangle on the edge."""
+  from matplotlib.collections import LineCollection
+
   shown = [p for p in line if 'ppl' in p]
   if not shown:
     # Without a point it was only not asked for under this protocol.
@@ -403,6 +414,9 @@ def _line(ax: Any, line: Sequence[Point], label: str, look: tuple[str, str], cei
   over = y > ceiling
   if over.any():  # an empty unclipped line has an infinite box, which breaks the layout
     ax.plot(x[over], np.full(over.sum(), ceiling), '^', ms=7, color=colour, clip_on=False)
+  documents = [np.column_stack((x, np.minimum(ppl_L, ceiling))) for ppl_L in zip(*map(_each, shown))]
+  if documents:  # out of the limits: one far below all means would overflow a logarithmic margin
+    ax.add_collection(LineCollection(documents, lw=0.6, alpha=0.4, color=colour, zorder=1), autolim=False)
   band = [p for p in shown if p['outcome'] == 'ok' and p['ci_low'] is not None]
   low, high = (np.minimum([p[k] for p in band], ceiling) for k in ('ci_low', 'ci_high'))
   ax.fill_between([p['length'] for p in band], low, high, color=colour, alpha=0.15, lw=0)

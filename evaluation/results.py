@@ -118,6 +118,6 @@ def _cell(point: Point | None) -> str:
     return point['outcome']
   lost = f' ({point["diverged"]} diverged)' if point.get('diverged') else ''  # seeds, which left the mean
   if point['ci_low'] is None:
-    return f'{point["ppl"]:.4g}{lost}'
+    return f'{point["ppl"]:.4g}{"*" * point.get("marked", False)}{lost}'
   half = (point['ci_high'] - point['ci_low']) / 2
   return f'{point["ppl"]:.4g} ±{half:.2g}{"*" * point.get("marked", False)}{lost}'

@@ -18,7 +18,7 @@ from evaluation.diagnosis import select
 from evaluation.factors import CMAES, Candidate, Optimizer, Point
 from evaluation.plan import EvalConfig, Plan
 from evaluation.protocols import Window, choose_targets
-from evaluation.stats import Interval, t_interval
+from evaluation.stats import MIN_PAIRS, Interval, t_interval
 from evaluation.store import Rows
 from evaluation.survey import Stage, fill
 from posenc import Positions, PositionScheme, interchange, rotations
@@ -404,7 +404,7 @@ class Line(NamedTuple):
 def gap(line_D: np.ndarray, winner_D: np.ndarray) -> Interval:
   """How much worse than the winner, nats, paired by document."""
   with np.errstate(invalid='ignore'):
-    return t_interval(line_D - winner_D)
+    return t_interval(line_D - winner_D, least=MIN_PAIRS)
 
 
 def table(lines: Sequence[Line]) -> str:

@@ -103,7 +103,7 @@ def _curve(report: Report, protocol: str) -> Markup:
     out += [figure(figures.svg(picture.figure), picture.caption), _artefact(report, rows)]
   fewest = min((p['documents'] for p in rows if 'documents' in p), default=MIN_DOCUMENTS)
   if fewest < MIN_DOCUMENTS:
-    out.append(missing(f'{fewest} documents: no interval is given below {MIN_DOCUMENTS}'))
+    out.append(missing(f'{fewest} documents, each drawn: no interval of levels is given below {MIN_DOCUMENTS}'))
   floor = floors(rows)
   entropy = [number(f'{exp(floor[n]):.4g}', exp(floor[n])) if n in floor else '' for n in report.lengths(protocol)]
   shown = _pivot(report, PERPLEXITY, protocol, _level, [[FLOOR, *entropy]] if floor else [])

@@ -13,7 +13,17 @@ import numpy as np
 
 from evaluation.plan import Comparison
 from evaluation.points import trained
-from evaluation.stats import MIN_DOCUMENTS, Cells, Extent, components, infer, min_detectable, reaches, stretch
+from evaluation.stats import (
+  MIN_DOCUMENTS,
+  MIN_PAIRS,
+  Cells,
+  Extent,
+  components,
+  infer,
+  min_detectable,
+  reaches,
+  stretch,
+)
 from evaluation.sweep import Point, exp
 
 Key = tuple[Any, ...]  # scheme, positions, method, protocol; of a cell also its length
@@ -85,12 +95,15 @@ class Cell(NamedTuple):
 
 
 def family(x: Mapping[Key, np.ndarray]) -> dict[Key, Cell]:
-  """Of x[S, D] of each cell. Cells of one shape are drawn together (max-t); shapes share the error (Bonferroni)."""
+  """Of differences x[S, D] of each cell, by document.
+
+  Cells of one shape are drawn together (max-t); shapes share the error (Bonferroni).
+  """
   out = {}
   for shape in dict.fromkeys(v.shape for v in x.values()):
     keys = [key for key, v in x.items() if v.shape == shape]
     share = len(keys) / len(x)
-    cells = infer(np.stack([x[key] for key in keys], -1), confidence=1 - LEVEL * share)
+    cells = infer(np.stack([x[key] for key in keys], -1), confidence=1 - LEVEL * share, least=MIN_PAIRS)
     for i, key in enumerate(keys):
       out[key] = _cell(cells, i)._replace(p=float(np.minimum(cells.p[i] / share, 1)))
   return out
@@ -136,7 +149,7 @@ def between(lines: Sequence[Curve]) -> dict[Key, Cell]:
     keys = [key for key, (x, _) in pairs.items() if x.shape == shape]
     share = len(keys) / len(pairs)
     x, y = (np.stack([pairs[key][i] for key in keys], -1) for i in (0, 1))
-    cells = infer(x, y, confidence=1 - LEVEL * share)
+    cells = infer(x, y, confidence=1 - LEVEL * share, least=MIN_PAIRS)
     for i, key in enumerate(keys):
       out[key] = _cell(cells, i)._replace(p=float(np.minimum(cells.p[i] / share, 1)))
   return out
@@ -184,6 +197,8 @@ def rows(points: Sequence[Point]) -> list[Point]:
         row |= {'seed': None, 'seeds': list(c.seeds), 'diverged': cell.diverged, **_level(cell.mean)}
         for of_one_seed in ('bits_per_byte', 'nll_documents', 'buckets', 'vs_1x', 'vs_1x_low', 'vs_1x_high'):
           row.pop(of_one_seed, None)
+        if c.x_SDL.shape[1] < MIN_DOCUMENTS:  # to be drawn
+          row['nll_documents'] = c.x_SDL[:, :, i].mean(0).tolist()
       ends = None if math.isnan(cell.low) else (exp(cell.low), exp(cell.high))
       row |= {'ci_low': ends and ends[0], 'ci_high': ends and ends[1]}
       if ends:
@@ -247,7 +262,7 @@ def declared(points: Sequence[Point], comparisons: Mapping[str, Sequence[str]]) 
       x_SD = paired(c, other, multiple * c.point['train_length'])
       if x_SD is None:
         continue
-      cell = _cell(infer(x_SD[:, :, None], alone=True), 0)
+      cell = _cell(infer(x_SD[:, :, None], alone=True, least=MIN_PAIRS), 0)
       out.append(Declared(scheme, positions, c.seeds, text, cell, detectable(x_SD)))
   return out
 
@@ -282,9 +297,14 @@ def _columns(table: Sequence[Sequence[str]]) -> str:
 def _marks(points: Sequence[Point]) -> str:
   lines = [c for c in curves(points) if c.protocol == 'fixed_targets']
   x = differences(lines)
-  if not lines or lines[0].x_SDL.shape[1] < MIN_DOCUMENTS:
+  if not lines:
     return ''
-  out = ['±: half of a 95 % band over all lengths of a line at once']
+  few = (documents := lines[0].x_SDL.shape[1]) < MIN_DOCUMENTS
+  out = [
+    f'{documents} documents: no interval of levels below {MIN_DOCUMENTS}'
+    if few
+    else '±: half of a 95 % band over all lengths of a line at once'
+  ]
   marks = family(x)
   if marks:
     out.append(f'*: differs from none, p < {LEVEL:g} over all {len(marks)} cells of the table at once')

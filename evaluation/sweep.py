@@ -13,7 +13,7 @@ from evaluation.nulls import smooth
 from evaluation.plan import Plan
 from evaluation.protocols import STREAM, Numbers, Selection, power, reduce
 from evaluation.score import Scorer
-from evaluation.stats import t_interval
+from evaluation.stats import MIN_PAIRS, t_interval
 from evaluation.survey import Stage, Survey, fill
 
 Point = dict[str, Any]
@@ -175,7 +175,7 @@ def _less(nll_D: np.ndarray, reference_D: np.ndarray) -> np.ndarray:
 
 
 def _interval(name: str, x_D: np.ndarray) -> Point:
-  mean, low, high = t_interval(x_D)
+  mean, low, high = t_interval(x_D, least=MIN_PAIRS)
   return {name: mean, f'{name}_low': low, f'{name}_high': high}
 
 

@@ -402,7 +402,7 @@ def _report(
     f'{args.algorithm}, seed {args.seed}, fitness {args.fitness}. On {where}; held out: {tested} test documents.',
     *spent,
     '## Search set and held out',
-    'Nats per token; worse: than the winner, by document, 95 % where there are 12 documents, one comparison at a time.',
+    'Nats per token; worse: than the winner, by document, 95 % where there are 3 documents, one comparison at a time.',
     'Gaps on the search documents are what the winner was chosen by: those held out are what it is worth.',
     fixed,
     search.table(tables['fixed']),

@@ -329,6 +329,25 @@ def test_a_line_per_method_with_its_band_and_the_training_length(drawn):
   assert 'document' in figure.legends[0].get_title().get_text()
 
 
+def test_of_too_few_documents_each_is_drawn(drawn):
+  """In their method's colour, cut where the means are cut, and none changes what the axis spans above."""
+  nll_D = [0.5, 2.0, 3.0, 600.0, math.inf]
+  points = [{**p, 'ci_low': None, 'ci_high': None, 'nll_documents': [x + p['nll'] - 2 for x in nll_D]} for p in curve()]
+  figure = drawn(points)
+  (ax,) = figure.axes
+  found = [c for c in ax.collections if isinstance(c, matplotlib.collections.LineCollection)]
+  for i, (method, each) in enumerate(zip(('none', 'yarn'), found, strict=True)):
+    (mean,) = lines(ax, method)
+    assert matplotlib.colors.same_color(each.get_edgecolor()[0][:3], mean.get_color())
+    xy = np.array([path.vertices for path in each.get_paths()])
+    assert xy.shape == (len(nll_D), len(LENGTHS), 2) and (xy[..., 0] == LENGTHS).all()
+    ceiling = drawn(curve()).axes[0].get_ylim()[1] / 1.04
+    want = [[min(math.exp(x + i + n / 128), ceiling) for n in LENGTHS] for x in nll_D[:3]]
+    np.testing.assert_allclose(xy[:3, :, 1], want, rtol=1e-6)
+    np.testing.assert_allclose(xy[3:, :, 1], ceiling, rtol=1e-6)
+  assert '5 documents, a faint line each' in figure.legends[0].get_title().get_text()
+
+
 def test_the_floor_is_one_grey_line_for_all_methods(drawn):
   """Per protocol, at the lengths of all points, and inside the panel though far below every curve."""
   floors = {n: 0.5 + n / 256 for n in (8, 16, 32, 64, 128)}

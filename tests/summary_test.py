@@ -136,11 +136,22 @@ def test_a_diverged_seed_leaves_the_mean_and_is_counted():
   assert at(alone, 'pi', 256)['outcome'] == 'diverged' and at(alone, 'pi', 256)['ci_low'] is None
 
 
-def test_few_documents_have_no_ends_and_no_marks():
-  points = table(documents=11, effect=1.0)
-  for row in summary.rows(points):
-    assert row['ci_low'] is None and not row.get('marked') and row['interval'] == 't over documents'
-  assert '±' not in summary.text(points)
+@pytest.mark.parametrize('seeds', [1, 3])
+def test_levels_of_few_documents_have_no_ends_and_differences_have(seeds):
+  points = table(documents=8, effect=1.0, seeds=seeds)
+  rows = summary.rows(points)
+  want = infer(np.stack(list(summary.differences(summary.curves(points)).values()), -1), least=3)
+  marks = [row for row in rows if 'vs_none' in row and row['method'] != 'none']
+  assert [row['vs_none_low'] for row in marks] == pytest.approx(want.low.tolist()) and np.isfinite(want.low).all()
+  assert any(row['marked'] for row in marks) and '*' in results.table(rows)
+  for row in rows:
+    assert row['ci_low'] is None and row['interval'] == 't over documents'
+    assert row['nll_documents'] == x_of(points, row['method'], row['length'], seeds).mean(0).tolist()
+  assert '±' not in summary.text(points) and '8 documents: no interval of levels below 12' in summary.text(points)
+
+
+def test_two_documents_have_no_marks():
+  assert not any(row.get('marked') for row in summary.rows(table(documents=2, effect=1.0)))
 
 
 def test_what_is_refused_stays_in_the_table():
