@@ -362,7 +362,7 @@ def _curves(writer: SummaryWriter, part: str, winner: Told | None, told: Sequenc
 def _spent(part: str, winner: Told, told: Sequence[Told], log: Log, scored: int) -> str:
   whole = sum(one.score.whole for one in told)
   windows = sum(one.score.windows for one in told) / len(told)
-  pace = f', {len(told) / log.seconds:.2f} candidates/s' if log.seconds else ''
+  pace = f', {len(told) / log.seconds:.3g} candidates/s' if log.seconds else ''
   return (
     f'{part}: {len(told)} candidates, {whole} to the end, {windows:.1f} windows each, {log.seconds:.0f} s '
     f'({log.cpu:.0f} s of CPU time){pace}; {scored} windows scored now; best {winner.score.nll:.4f}'
