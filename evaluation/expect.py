@@ -56,7 +56,7 @@ def text(survey: Survey) -> str:
   """
   documents, spans = len(survey.plan.documents), survey.plan.cfg.spans
   if documents < MIN_DOCUMENTS:
-    return f'no interval is given of {documents} documents: {MIN_DOCUMENTS} are needed'
+    return f'no interval of levels is given of {documents} documents: {MIN_DOCUMENTS} are needed'
   there = measured(survey)
   table = [['expected half of a 95 % interval, nats', 'this checkpoint', *(f'{n} seeds' for n in SEEDS), '']]
   for kind, spreads in KINDS.items():

@@ -367,8 +367,8 @@ def _spread(points: Sequence[Point]) -> str:
   if few and all(p.get('ci_low') is None for p in points):
     return f'{few} documents, a faint line each:\nno interval'
   counts = sorted({len(p['seeds']) if 'seeds' in p else 1 for p in points})
-  seeds = f'and {" to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))} seeds'
-  of = ', this checkpoint,\nnot this scheme' if counts == [1] else f' {seeds}'
+  seeds = ' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+  of = ', this checkpoint,\nnot this scheme' if counts == [1] else f' and {seeds} seeds'
   return f'95 % band over all lengths of a line,\nover documents{of}'
 
 

@@ -305,7 +305,7 @@ def _marks(points: Sequence[Point]) -> str:
     if few
     else '±: half of a 95 % band over all lengths of a line at once'
   ]
-  marks = family(x)
+  marks = family(x) if documents >= MIN_PAIRS else {}
   if marks:
     out.append(f'*: differs from none, p < {LEVEL:g} over all {len(marks)} cells of the table at once')
   missed = [detectable(x[key]) for key, cell in marks.items() if not cell.marked]

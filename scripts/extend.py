@@ -104,7 +104,7 @@ def report(found: Mapping[str, Spent], lengths: Sequence[int], tokens: int) -> s
   home = stats.infer(_home(found)[..., None])
   differ = differences(found)
   others = [arm for arm in found if arm != CONTROL]
-  less = stats.infer(np.stack([found[arm].x_SDBL - found[CONTROL].x_SDBL for arm in others], -1))
+  less = stats.infer(np.stack([found[arm].x_SDBL - found[CONTROL].x_SDBL for arm in others], -1), least=stats.MIN_PAIRS)
   seeds, documents, budgets, _ = found[CONTROL].x_SDBL.shape
   parts = []
   for i, length in enumerate(lengths):
@@ -133,7 +133,10 @@ def _home(found: Mapping[str, Spent]) -> np.ndarray:
 def differences(found: Mapping[str, Spent]) -> dict[str, stats.Cells]:
   """By arm, [budgets, lengths]: less the source at 1x, by seed and document. The targets are the same at all lengths,
   so that what texts differ in cancels."""
-  return {arm: stats.infer(spent.x_SDBL - _home(found)[..., None, None]) for arm, spent in found.items()}
+  return {
+    arm: stats.infer(spent.x_SDBL - _home(found)[..., None, None], least=stats.MIN_PAIRS)
+    for arm, spent in found.items()
+  }
 
 
 def _claims(far: Mapping[str, np.ndarray], budgets: Sequence[float], length: int) -> str:
@@ -142,12 +145,14 @@ def _claims(far: Mapping[str, np.ndarray], budgets: Sequence[float], length: int
   worst = budgets[int(np.argmax(pi))]
   lines = [f'a. PI at {length}: worst at {worst:g} % ({"held" if worst == 0 else "failed"})']
   if 1.0 in budgets:
-    cell = stats.infer((far['pi'][..., budgets.index(1.0)] - far['pi'][..., 0])[..., None], alone=True)
+    cell = stats.infer(
+      (far['pi'][..., budgets.index(1.0)] - far['pi'][..., 0])[..., None], alone=True, least=stats.MIN_PAIRS
+    )
     mean, low, high = (float(v[0]) for v in (cell.mean, cell.low, cell.high))
     held = 'held' if high < 0 else 'failed'
     lines[0] += f'; 1 % of the tokens change it by {mean:+.3f} [{low:+.3f}, {high:+.3f}] ({held})'
   for arm in (name for name, fields in ARMS.items() if fields.get('method') in SCALED):
-    cells = stats.infer(far['long'] - far[arm])
+    cells = stats.infer(far['long'] - far[arm], least=stats.MIN_PAIRS)
     behind = [b for b, low in zip(budgets, cells.low) if low > 0]
     ahead = [b for b, high in zip(budgets, cells.high) if high < 0]
     said = [f'behind at {", ".join(f"{b:g}" for b in behind)} %'] if behind else []

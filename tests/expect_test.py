@@ -110,7 +110,7 @@ def test_a_killed_sweep_is_asked_as_far_as_it_came(tmp_path):
 
 def test_few_documents_have_no_interval():
   survey = make_survey(plan=make_plan(documents(11)))
-  assert expect.text(survey) == 'no interval is given of 11 documents: 12 are needed'
+  assert expect.text(survey) == 'no interval of levels is given of 11 documents: 12 are needed'
 
 
 def test_a_number_without_spread_has_no_width():

@@ -151,7 +151,8 @@ def test_levels_of_few_documents_have_no_ends_and_differences_have(seeds):
 
 
 def test_two_documents_have_no_marks():
-  assert not any(row.get('marked') for row in summary.rows(table(documents=2, effect=1.0)))
+  points = table(documents=2, effect=1.0)
+  assert not any(row.get('marked') for row in summary.rows(points)) and 'differs' not in summary.text(points)
 
 
 def test_what_is_refused_stays_in_the_table():
