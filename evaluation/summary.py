@@ -94,8 +94,8 @@ class Cell(NamedTuple):
     return self.p < LEVEL
 
 
-def family(x: Mapping[Key, np.ndarray]) -> dict[Key, Cell]:
-  """Of differences x[S, D] of each cell, by document.
+def family(x: Mapping[Key, np.ndarray], y: Mapping[Key, np.ndarray] | None = None) -> dict[Key, Cell]:
+  """Of differences x[S, D] of each cell, by document; or of x less y of as many documents, each with seeds of its own.
 
   Cells of one shape are drawn together (max-t); shapes share the error (Bonferroni).
   """
@@ -103,7 +103,8 @@ def family(x: Mapping[Key, np.ndarray]) -> dict[Key, Cell]:
   for shape in dict.fromkeys(v.shape for v in x.values()):
     keys = [key for key, v in x.items() if v.shape == shape]
     share = len(keys) / len(x)
-    cells = infer(np.stack([x[key] for key in keys], -1), confidence=1 - LEVEL * share, least=MIN_PAIRS)
+    groups = [np.stack([group[key] for key in keys], -1) for group in (x, y) if group is not None]
+    cells = infer(*groups, confidence=1 - LEVEL * share, least=MIN_PAIRS)
     for i, key in enumerate(keys):
       out[key] = _cell(cells, i)._replace(p=float(np.minimum(cells.p[i] / share, 1)))
   return out
@@ -138,21 +139,13 @@ def between(lines: Sequence[Curve]) -> dict[Key, Cell]:
   first = next((c for c in lines if c.method == 'none'), None)
   if first is None:
     return {}
-  pairs: dict[Key, tuple[np.ndarray, np.ndarray]] = {}
+  x, y = {}, {}
   for c in lines:
     for i, n in enumerate(c.lengths):
       alike = c.point.get('keys_hash') == first.point.get('keys_hash')
       if c[:2] != first[:2] and alike and n in first.lengths and c.x_SDL.shape[1] == first.x_SDL.shape[1]:
-        pairs[*c[:4], n] = c.x_SDL[:, :, i], first.x_SDL[:, :, first.lengths.index(n)]
-  out = {}
-  for shape in dict.fromkeys(x.shape for x, _ in pairs.values()):  # as in `family`
-    keys = [key for key, (x, _) in pairs.items() if x.shape == shape]
-    share = len(keys) / len(pairs)
-    x, y = (np.stack([pairs[key][i] for key in keys], -1) for i in (0, 1))
-    cells = infer(x, y, confidence=1 - LEVEL * share, least=MIN_PAIRS)
-    for i, key in enumerate(keys):
-      out[key] = _cell(cells, i)._replace(p=float(np.minimum(cells.p[i] / share, 1)))
-  return out
+        x[*c[:4], n], y[*c[:4], n] = c.x_SDL[:, :, i], first.x_SDL[:, :, first.lengths.index(n)]
+  return family(x, y)
 
 
 def paired(c: Curve, reference: Curve, length: float) -> np.ndarray | None:

@@ -595,7 +595,7 @@ MUTANTS = [
          'evaluation/plan.py', 'if window.far:  # named', 'if False:  # named',
          ('controls::test_a_window_is_named_by_what_is_in_it',)),
   Mutant('marks_one_cell_at_a_time', '3 to 5 false stars in an empty table', 'evaluation/summary.py',
-         'keys], -1), confidence=1 - LEVEL * share, least', 'keys], -1), alone=True, least',
+         '*groups, confidence=1 - LEVEL * share, least', '*groups, alone=True, least',
          ('summary::test_marks_are_over_the_whole_table',)),
   Mutant('two_families_have_all_of_the_error_each', 'a table of two schemes is wrong twice as often',
          'evaluation/summary.py', 'share = len(keys) / len(x)', 'share = 1',
