@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from evaluation import summary
 from evaluation.points import FLOOR, fake_gain, floors, line_name, trained
 from evaluation.stats import MIN_DOCUMENTS, Extent
 from evaluation.sweep import Point, exp
@@ -149,14 +150,15 @@ def plane(found: Sequence[tuple[str, Extent, Extent]], train_len: int, looks: Lo
 
 
 def by_position(points: Sequence[Point], looks: Looks) -> 'Figure':
-  """NLL by position in the window, a panel per length; of points with `buckets`, seeds averaged."""
+  """NLL by position in the window, a panel per length; of points with `buckets`."""
   several = len({trained(p) for p in points}) > 1
   train_len = points[0]['train_length']
   lengths = sorted({p['length'] for p in points})
-  lines: dict[tuple[int, str], list[np.ndarray]] = {}
-  for p in points:
-    lines.setdefault((p['length'], line_name(p, several)), []).append(np.array(p['buckets'], np.float64))
-  best = min(float(np.nanmin(b[:, 2])) for of in lines.values() for b in of)
+  lines = {
+    (length, line_name({'scheme': scheme, 'positions': positions, 'method': method}, several)): buckets
+    for (scheme, positions, method, _, length), buckets in summary.by_position(points).items()
+  }
+  best = min(float(np.nanmin(b[:, 2])) for b in lines.values())
   ticks = [n for n in (4**i for i in range(12)) if n <= lengths[-1]]
   columns = min(3, len(lengths))
   rows = math.ceil(len(lengths) / columns)
@@ -164,11 +166,11 @@ def by_position(points: Sequence[Point], looks: Looks) -> 'Figure':
     figure = _figure(3.3 * columns + 2, 2.5 * rows + 0.4)
     axes = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).flat
     for ax, length in zip(axes, lengths):
-      for (n, label), of in lines.items():
+      for (n, label), buckets in lines.items():
         if n == length:
           colour, marker = looks.get(label, ('C0', 'o'))
-          first, last, nll = np.mean(of, 0).T[:3]
-          ax.plot((first + last + 1) / 2, nll, marker=marker, ms=2.5, lw=1, color=colour, label=label)
+          first, end, nll = buckets.T
+          ax.plot((first + end + 1) / 2, nll, marker=marker, ms=2.5, lw=1, color=colour, label=label)
       ax.axvline(train_len, color='0.5', lw=1, ls=':')
       ax.set_title(f'{length} tokens, {length / train_len:g}x', fontsize=9)
       ax.set_xscale('log', base=2)

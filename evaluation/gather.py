@@ -12,9 +12,9 @@ import posenc
 from evaluation import diagnosis, figures, stability, summary, tokens
 from evaluation.chosen import Setting
 from evaluation.plan import Comparison
-from evaluation.points import line_name, plain, trained
+from evaluation.points import FLOOR, floors, line_name, plain, trained
 from evaluation.runs import Run, compared
-from evaluation.sweep import Point
+from evaluation.sweep import Point, exp
 from spec import SpecError, parse
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 PERPLEXITY, LESS_NONE, LESS_FIRST, GAIN = 'perplexity', 'less none', 'less the first scheme', 'gain of far text'
 VALIDATION = 'validation at 1x'
+AT_POSITIONS = 'at positions'  # and which
 
 
 _PAIRS = (
@@ -116,7 +117,14 @@ class Report:
     for protocol in self.protocols:
       found = summary.between([c for c in self.lines if c.protocol == protocol])
       out += [self._cell(LESS_FIRST, key, cell) for key, cell in found.items()]
+      for length, floor in floors(self.of(protocol)).items():
+        of_text = Number(FLOOR, FLOOR, '', '', '', protocol, length, 'perplexity')
+        out.append(of_text._replace(value=exp(floor)))
     out += [self._cell(GAIN, key, cell) for key, cell in summary.gains(self.points).items()]
+    for key, buckets in summary.by_position(self.points).items():
+      for first, end, nll in buckets.tolist():
+        table = f'{AT_POSITIONS} {first:.0f} to {end - 1:.0f}'
+        out.append(self._number(table, key, 'nats', value=nll))
     for curve, far, used in self.extents:
       named = [(f'stretch({summary.DELTA:g})', far)] if far else []
       for name, e in [*named, *((f'reach({eps:g})', e) for eps, e in zip(summary.EPSILONS, used))]:

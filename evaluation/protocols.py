@@ -81,9 +81,11 @@ class Selection(NamedTuple):
 
 
 class Bucket(NamedTuple):
+  """Targets at positions first .. end - 1 of their windows."""
+
   first: int
-  last: int
-  nll: float
+  end: int
+  nll: float  # nats
   tokens: int
 
 

@@ -80,6 +80,19 @@ def curves(points: Sequence[Point], field: str = 'nll_documents') -> list[Curve]
   return out
 
 
+def by_position(points: Sequence[Point]) -> dict[Key, np.ndarray]:
+  """(scheme, positions, method, protocol, length) -> [buckets, (first, end, NLL)] of those that have buckets.
+
+  NLL, nats: the mean over seeds, of targets at positions first .. end - 1 of the window.
+  """
+  found: dict[Key, list[np.ndarray]] = {}
+  for p in _apart(points):
+    if p.get('buckets'):
+      key = p['scheme'], p.get('positions', 'sequential'), p['method'], p['protocol'], p['length']
+      found.setdefault(key, []).append(np.array(p['buckets'], np.float64)[:, :3])
+  return {key: np.mean(seeds, 0) for key, seeds in found.items()}
+
+
 class Cell(NamedTuple):
   """One of a family: ends hold, and p < LEVEL marks, for all of the family at once. NaN: nothing can be said."""
 

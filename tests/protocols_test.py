@@ -247,10 +247,10 @@ class TestPeers:
     nll = np.stack(list(blocks(plan, length)))
     got = number(plan, 'position_wise', length)
     assert got.nll == number(plan, 'non_overlapping', length).nll
-    assert [b[:2] for b in got.buckets][:4] == [(0, 1), (1, 2), (2, 4), (4, 8)] and got.buckets[-1].last == length
+    assert [b[:2] for b in got.buckets][:4] == [(0, 1), (1, 2), (2, 4), (4, 8)] and got.buckets[-1].end == length
     assert sum(b.tokens for b in got.buckets) == got.tokens
     for bucket in got.buckets:
-      want = nll[:, bucket.first : bucket.last]
+      want = nll[:, bucket.first : bucket.end]
       assert bucket.tokens == want.size
       assert bucket.nll == pytest.approx(want.mean(), rel=1e-6)
 

@@ -105,6 +105,28 @@ def test_the_page_has_the_numbers_of_the_statistics(make, tmp_path):
   assert (tmp_path / 'again' / 'report.html').read_text() == text
 
 
+def test_what_is_drawn_and_has_no_table_is_in_the_csv(make, tmp_path):
+  """Means over seeds by position in the window, and floors."""
+  folders = [make('a0', floor=1.5), make('a1', seed=1, floor=1.5)]
+  for folder, nll in zip(folders, (3.0, 4.0)):
+    path = folder / 'extrapolation' / 'curve.jsonl'
+    path.write_text(path.read_text().replace('[0, 1, 3.0, 9]', f'[0, 1, {nll}, 9]'))
+  assert report.main([*map(str, folders), f'--out={tmp_path / "out"}']) == 0
+  with (tmp_path / 'out' / 'report.csv').open(newline='') as file:
+    table = list(csv.DictReader(file))
+
+  def of(name):
+    found = [r for r in table if r['table'] == name]
+    assert {r['unit'] for r in found} == {'perplexity' if name == 'theoretical floor' else 'nats'}
+    return {(r['method'], r['protocol'], int(r['length'])): float(r['value']) for r in found}
+
+  everywhere = [('none', n) for n in (16, 32, 64)] + [('yarn', n) for n in (16, 32, 64)]
+  assert of('at positions 0 to 0') == {(m, 'non_overlapping', n): 3.5 for m, n in everywhere}
+  assert of('at positions 1 to 31') == {(m, 'non_overlapping', 32): 2.0 for m in ('none', 'yarn')}
+  protocols = ('fixed_targets', 'non_overlapping')
+  assert of('theoretical floor') == {('', p, n): math.exp(1.5) for p in protocols for n in (16, 32, 64)}
+
+
 def test_every_figure_is_on_the_page_and_in_the_pdf(make, tmp_path, monkeypatch):
   folders = [make('a0'), make('a1', seed=1), make('b', 'alibi', methods=('none',), positions='randomized(max_len=64)')]
   found = report.Report(side_by_side(folders))
