@@ -60,15 +60,25 @@ class Model:
     self.nll = jit(nll, static_argnames='tile')
     self.grad = jit(jax.grad(lambda *args: nll(*args).sum()), static_argnums=4)
 
-    def attention(params, q, k, v, pos, state):
-      return attend(q, k, v, nnx.merge(self.layer_graphdef, params), pos, state, tile=TILE)
+    def attention(params, q, k, v, pos, tile):
+      slot = nnx.merge(self.layer_graphdef, params)
+      return attend(q, k, v, slot, pos, slot.token_state(X, pos), tile=tile)
+
+    def gradients(params, q, k, v, pos, weight_T, tile):
+      def loss(*args):
+        out = attention(*args, pos, tile)
+        return (out**2 * weight_T[:, None, None]).sum(), out
+
+      (_, out), grads = jax.value_and_grad(loss, argnums=(0, 1, 2, 3), has_aux=True)(params, q, k, v)
+      return out, grads
 
     self.layer_graphdef = nnx.graphdef(self.layer(0))
-    self.attention = jit(attention)
+    self.attention, self.gradients = jit(attention, static_argnames='tile'), jit(gradients, static_argnames='tile')
 
-  def attend(self, q, k, v, pos, state):
-    """Of the first layer's scheme."""
-    return self.attention(nnx.state(self.layer(0)), q, k, v, pos, state)
+  def attend(self, q, k, v, pos, weight_T=None, tile=TILE):
+    """Of the first layer's scheme: output, and gradients of its squares by parameters, q, k and v."""
+    weight_T = np.ones(T) if weight_T is None else weight_T
+    return self.gradients(nnx.state(self.layer(0)), q, k, v, pos, jnp.asarray(weight_T, jnp.float32), tile=tile)
 
   def layer(self, index):
     """The scheme as a layer sees it: its own, where the scheme is one per layer."""
@@ -107,6 +117,8 @@ def own_parameters(scheme):
 
 TOKENS = jax.random.randint(jax.random.key(0), (2, T), 0, VOCAB)
 TARGETS = jax.random.randint(jax.random.key(1), (2, T), 0, VOCAB)
+QKV = tuple(jax.random.normal(jax.random.key(i), (2, T, n, CONFIG.width)) for i, n in enumerate((4, 2, 2)))
+X = jax.random.normal(jax.random.key(9), (2, T, CONFIG.d_model))
 each_scheme = pytest.mark.parametrize('scheme', FORMS)
 each_combination = pytest.mark.parametrize('scheme, method', COMBINATIONS)
 
@@ -128,17 +140,9 @@ def test_1_causal(model, scheme, method):
 def test_1_every_earlier_token_matters(model, scheme):
   """The gradient before t is not zero within the window: a scheme that hides the past would pass the test above."""
   m = model(scheme)
-  slot, pos = m.layer(0), m.positions('none')[0]
-
-  def last(x_BTD):
-    scale = lambda a: a.reshape(a.shape[0], a.shape[1], -1, CONFIG.width)  # noqa: E731
-    q = jnp.repeat(scale(x_BTD), CONFIG.heads // scale(x_BTD).shape[2], 2)
-    k = scale(x_BTD)[:, :, : CONFIG.kv]
-    state = slot.token_state(x_BTD, pos)
-    return (attend(q, k, k, slot, pos, state, tile=TILE)[:, -1] ** 2).sum()
-
-  x_BTD = jax.random.normal(jax.random.key(2), (2, T, CONFIG.d_model))
-  seen = jnp.abs(jit(jax.grad(last))(x_BTD)).max(-1) > 0
+  (pos,) = m.positions('none')
+  _, (_, _, k, v) = m.attend(*QKV, pos, np.arange(T) == T - 1)
+  seen = np.maximum(jnp.abs(k), jnp.abs(v)).max((2, 3)) > 0
   np.testing.assert_array_equal(seen, np.broadcast_to(np.arange(T)[::-1] < pos.window_T[-1], seen.shape))
 
 
@@ -148,20 +152,18 @@ def test_2_tile_invariance(model, scheme, method):
   m = model(scheme)
   if (pos := positions_or_skip(m, method)) is None:
     return
-  args = (m.params, TOKENS, TARGETS, pos)
-  np.testing.assert_allclose(m.nll(*args, TILE), m.nll(*args, 64), atol=2e-5)
-  for a, b in zip(jax.tree.leaves(m.grad(*args, TILE)), jax.tree.leaves(m.grad(*args, 64))):
+  (tiled, tiled_grads), (dense, dense_grads) = (m.attend(*QKV, pos[0], tile=tile) for tile in (TILE, 64))
+  np.testing.assert_allclose(tiled, dense, atol=2e-5)
+  for a, b in zip(jax.tree.leaves(tiled_grads), jax.tree.leaves(dense_grads), strict=True):
     np.testing.assert_allclose(a, b, atol=1e-5 * max(1.0, float(jnp.abs(b).max())))
 
 
 @each_scheme
 def test_3_gqa_is_mha_with_repeated_heads(model, scheme):
   m = model(scheme)
-  slot, pos = m.layer(0), m.positions('none')[0]
-  q, k, v = (jax.random.normal(jax.random.key(i), (2, T, n, CONFIG.width)) for i, n in enumerate((4, 2, 2)))
-  state = slot.token_state(jax.random.normal(jax.random.key(9), (2, T, CONFIG.d_model)), pos)
-  want = m.attend(q, jnp.repeat(k, 2, 2), jnp.repeat(v, 2, 2), pos, state)
-  np.testing.assert_allclose(m.attend(q, k, v, pos, state), want, atol=1e-6)
+  (pos,), (q, k, v) = m.positions('none'), QKV
+  want = m.attention(nnx.state(m.layer(0)), q, jnp.repeat(k, 2, 2), jnp.repeat(v, 2, 2), pos, tile=TILE)
+  np.testing.assert_allclose(m.attend(q, k, v, pos)[0], want, atol=1e-6)
 
 
 @each_scheme
@@ -255,11 +257,8 @@ def test_9_whether_positions_are_read(model, scheme):
   turned = pos.replace(at_T=jnp.roll(pos.at_T, 3))
   same = np.array_equal(*(m.nll(m.params, TOKENS, TARGETS, (p,), TILE) for p in (pos, turned)))
   assert m.slots[0].reads_positions == (not same)
-  slot = m.layer(0)
-  q, k, v = (jax.random.normal(jax.random.key(i), (2, T, n, CONFIG.width)) for i, n in enumerate((4, 2, 2)))
-  state = slot.token_state(jax.random.normal(jax.random.key(9), (2, T, CONFIG.d_model)), pos)
-  same = np.array_equal(*(m.attend(q, k, v, p, state) for p in (pos, turned)))
-  assert slot.reads_distance == (not same)
+  same = np.array_equal(*(m.attend(*QKV, p)[0] for p in (pos, turned)))
+  assert m.layer(0).reads_distance == (not same)
 
 
 @each_scheme

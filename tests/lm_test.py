@@ -1,5 +1,6 @@
 """The LM: shapes, precision, chunks, patterns, dropout, and what it refuses."""
 
+import functools
 import math
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 from flax import nnx
 
 import posenc
+from forms import jit
 from models.lm import LM, ModelConfig, abstract
 from posenc import PositionScheme
 
@@ -26,17 +28,28 @@ TOKENS = jax.random.randint(jax.random.key(0), (2, T), 0, VOCAB)
 TARGETS = jax.random.randint(jax.random.key(1), (2, T), 0, VOCAB)
 
 
+def nll(lm, pos, **kwargs):
+  """As one program: called as it is, each of its operations would be compiled by itself."""
+  graphdef, params = nnx.split(lm)
+  return jit(lambda params: nnx.merge(graphdef, params).nll(TOKENS, TARGETS, pos, **kwargs))(params)
+
+
+def loss_and_gradient(lm, pos, **kwargs):
+  graphdef, params = nnx.split(lm)
+  loss = lambda params: nnx.merge(graphdef, params).nll(TOKENS, TARGETS, pos, **kwargs).sum()  # noqa: E731
+  return jit(jax.value_and_grad(loss))(params)
+
+
+@functools.cache
+def at_once():
+  return loss_and_gradient(*build(), chunk=T)
+
+
 @pytest.mark.parametrize('chunk', [1, 4, 7, 20, 21, 100])
 def test_nll_by_chunks_is_nll_at_once(chunk):
   """Values and gradients, also where the chunk does not divide T."""
-  lm, pos = build()
-  graphdef, params = nnx.split(lm)
-
-  def loss(params, chunk):
-    return nnx.merge(graphdef, params).nll(TOKENS, TARGETS, pos, chunk=chunk).sum()
-
-  want, want_grad = jax.value_and_grad(loss)(params, T)
-  got, got_grad = jax.jit(jax.value_and_grad(loss), static_argnums=1)(params, chunk)
+  want, want_grad = at_once()
+  got, got_grad = loss_and_gradient(*build(), chunk=chunk)
   np.testing.assert_allclose(got, want, rtol=1e-6)
   for a, b in zip(jax.tree.leaves(got_grad), jax.tree.leaves(want_grad)):
     np.testing.assert_allclose(a, b, atol=2e-5)
@@ -49,7 +62,6 @@ def test_nll_is_cross_entropy_of_the_logits():
   np.testing.assert_allclose(lm.nll(TOKENS, TARGETS, pos), want, atol=1e-5)
 
 
-@pytest.mark.parametrize('last', [1, 8, T])
 @pytest.mark.parametrize(
   'pattern, fields',
   [
@@ -60,10 +72,11 @@ def test_nll_is_cross_entropy_of_the_logits():
     (('rope',), {'remat': True}),
   ],
 )  # fmt: skip
-def test_nll_of_the_last_tokens_alone(pattern, fields, last):
+def test_nll_of_the_last_tokens_alone(pattern, fields):
   lm, pos = build(pattern, **fields)
-  got = lm.nll(TOKENS, TARGETS, pos, last=last, chunk=5)
-  np.testing.assert_allclose(got, lm.nll(TOKENS, TARGETS, pos)[:, -last:], atol=1e-5)
+  want = nll(lm, pos)
+  for last in (1, 8, T):
+    np.testing.assert_allclose(nll(lm, pos, last=last, chunk=5), want[:, -last:], atol=1e-5)
 
 
 def test_the_last_tokens_alone_save_a_layers_work():
@@ -97,9 +110,9 @@ def test_starts_near_uniform():
   """
   for pattern in [('rope',), ('sinusoidal',), ('learned',)]:
     lm, pos = build(pattern, layers=4, d_model=64, tied=False)
-    assert abs(float(lm.nll(TOKENS, TARGETS, pos).mean()) - math.log(VOCAB)) < 1.0
+    assert abs(float(nll(lm, pos).mean()) - math.log(VOCAB)) < 1.0
     lm, pos = build(pattern, layers=4, d_model=64)
-    logits = lm.logits(lm.hidden(TOKENS, pos))
+    logits = jit(lambda lm=lm, pos=pos: lm.logits(lm.hidden(TOKENS, pos)))()
     others = jnp.where(jax.nn.one_hot(TOKENS, VOCAB) > 0, jnp.nan, logits)
     assert float(jnp.nanstd(others)) < 1.5
 
@@ -285,20 +298,18 @@ OTHERWISE = [
 @pytest.mark.parametrize('fields', OTHERWISE, ids=str)
 def test_every_field_changes_the_model_and_learns(fields):
   """Its NLL, once biases are not 0; every parameter gets a gradient, and statistics see what attention sees."""
-  plain, pos = build()
-  lm, _ = build(**fields)
+  lm, pos = build(**fields)
   rng = np.random.default_rng(0)
   state = jax.tree_util.tree_map_with_path(
     lambda path, x: x + 0.3 * rng.normal(size=x.shape).astype(np.float32) if 'bias' in str(path[-2]) else x,
     nnx.state(lm),
   )
   nnx.update(lm, state)
-  assert float(jnp.abs(lm.nll(TOKENS, TARGETS, pos) - plain.nll(TOKENS, TARGETS, pos)).max()) > 1e-4
-  graphdef, params = nnx.split(lm)
-  grads = nnx.to_pure_dict(jax.grad(lambda p: nnx.merge(graphdef, p).nll(TOKENS, TARGETS, pos).sum())(params))
-  for path, grad in jax.tree_util.tree_leaves_with_path(grads):
+  loss, grads = loss_and_gradient(lm, pos)
+  assert abs(float(loss - at_once()[0])) > 1e-3
+  for path, grad in jax.tree_util.tree_leaves_with_path(nnx.to_pure_dict(grads)):
     size = float(jnp.abs(grad).max())
     # A constant added to every key turns no softmax but through the rotation, and RoPE's slow pairs hardly turn it.
     assert np.isfinite(size) and size > 1e-6, jax.tree_util.keystr(path)
-  seen = lm.statistics(TOKENS, pos, last=4, beyond=8)
+  seen = jit(lambda: lm.statistics(TOKENS, pos, last=4, beyond=8))()
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(seen))
