@@ -34,6 +34,33 @@ def nll(lm, pos, **kwargs):
   return jit(lambda params: nnx.merge(graphdef, params).nll(TOKENS, TARGETS, pos, **kwargs))(params)
 
 
+def hidden(lm, pos, **kwargs):
+  graphdef, params = nnx.split(lm)
+  return jit(lambda params: nnx.merge(graphdef, params).hidden(TOKENS, pos, **kwargs))(params)
+
+
+def by_hand(lm, pos, repeats, per_layer=()):
+  """The last hidden states, block after block: layer i has the parameters at i // n of slot i mod n.
+
+  per_layer: slots whose scheme has parameters of its own in each layer.
+  """
+
+  def layer(module, i):
+    graphdef, stack = nnx.split(module)
+    return nnx.merge(graphdef, jax.tree.map(lambda a: a[i], stack))
+
+  def run(params):
+    lm = nnx.merge(whole, params)
+    x = lm.embedding(TOKENS)
+    for i in range(repeats):
+      for slot, scheme in enumerate(lm.schemes):
+        x = layer(lm.slots[slot], i)(x, layer(scheme, i) if slot in per_layer else scheme, pos[slot], 64, None)
+    return lm.norm(x)
+
+  whole, params = nnx.split(lm)
+  return jit(run)(params)
+
+
 def loss_and_gradient(lm, pos, **kwargs):
   graphdef, params = nnx.split(lm)
   loss = lambda params: nnx.merge(graphdef, params).nll(TOKENS, TARGETS, pos, **kwargs).sum()  # noqa: E731
@@ -135,21 +162,16 @@ def test_explicit_head_width_and_query_groups():
   assert params['key']['kernel'].shape == (2, 64, 32)
   assert params['out']['kernel'].shape == (2, 128, 64)
   assert lm.schemes[0].q_scale == 32**-0.5
-  assert jnp.isfinite(lm.nll(TOKENS, TARGETS, pos)).all()
+  assert jnp.isfinite(nll(lm, pos)).all()
 
 
 def test_pattern_runs_its_schemes_in_order():
   """Layer i uses slot i mod n: equal to running the blocks by hand."""
   lm, pos = build(('rope', 'nope'), layers=4)
-  x = lm.embedding(TOKENS)
-  for repeat in range(2):
-    for slot in range(2):
-      graphdef, stack = nnx.split(lm.slots[slot])
-      block = nnx.merge(graphdef, jax.tree.map(lambda a: a[repeat], stack))  # noqa: B023
-      x = block(x, lm.schemes[slot], pos[slot], 64, None)
-  np.testing.assert_allclose(lm.hidden(TOKENS, pos), lm.norm(x), atol=2e-5)
+  got = hidden(lm, pos)
+  np.testing.assert_allclose(got, by_hand(lm, pos, 2), atol=2e-5)
   other, _ = build(('nope', 'rope'), layers=4)
-  assert float(jnp.abs(other.hidden(TOKENS, pos[::-1]) - lm.hidden(TOKENS, pos)).max()) > 1e-3
+  assert float(jnp.abs(hidden(other, pos[::-1]) - got).max()) > 1e-3
 
 
 def test_schemes_with_parameters_for_each_layer():
@@ -159,19 +181,9 @@ def test_schemes_with_parameters_for_each_layer():
   assert lm.schemes[3].w1[...].shape == (32,)
   assert not np.allclose(*lm.schemes[0].key_table[...])
   lm.schemes[2].table[...] = jax.random.normal(jax.random.key(2), (2, 5, 8))
-  x = lm.embedding(TOKENS)
-  for repeat in range(2):
-    for slot in range(4):
-      graphdef, stack = nnx.split(lm.slots[slot])
-      block = nnx.merge(graphdef, jax.tree.map(lambda a: a[repeat], stack))  # noqa: B023
-      scheme = lm.schemes[slot]
-      if slot in (0, 2):
-        graphdef, stack = nnx.split(scheme)
-        scheme = nnx.merge(graphdef, jax.tree.map(lambda a: a[repeat], stack))  # noqa: B023
-      x = block(x, scheme, pos[slot], 64, None)
-  want = lm.norm(x)
-  np.testing.assert_allclose(lm.hidden(TOKENS, pos), want, atol=3e-5)
-  np.testing.assert_allclose(lm.hidden(TOKENS, pos, tile=5), want, atol=3e-5)
+  want = by_hand(lm, pos, 2, per_layer=(0, 2))
+  np.testing.assert_allclose(hidden(lm, pos), want, atol=3e-5)
+  np.testing.assert_allclose(hidden(lm, pos, tile=5), want, atol=3e-5)
 
 
 def test_pattern_must_divide_the_layers():
@@ -185,8 +197,8 @@ def backward_bytes(length=128, vocab=VOCAB, batch=2, **kwargs):
   graphdef, params = nnx.split(lm)
   pos = posenc.positions('none', list(lm.schemes), length, length)
   tokens = jnp.zeros((batch, length), jnp.int32)
-  grad = jax.jit(jax.grad(lambda p: nnx.merge(graphdef, p).nll(tokens, tokens, pos).sum()))
-  return grad.lower(params).compile().memory_analysis().temp_size_in_bytes, grad(params)
+  grad = jit(jax.grad(lambda p: nnx.merge(graphdef, p).nll(tokens, tokens, pos).sum())).lower(params).compile()
+  return grad.memory_analysis().temp_size_in_bytes, grad(params)
 
 
 def test_remat_saves_memory_and_changes_nothing_else():
