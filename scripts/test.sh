@@ -12,4 +12,6 @@ if [ "${1:-}" = --all ]; then
 fi
 ./scripts/setup.sh "${extras[@]}"
 export JAX_PLATFORMS=${JAX_PLATFORMS:-cpu}
-exec .venv/bin/python -m pytest -n auto --dist loadgroup ${profile[@]+"${profile[@]}"} "$@"
+# A worker takes whole files, whose fixtures compile once. Not loadgroup: pytest-xdist 3.8 marks groups where pytest 9.2 no
+# longer looks, in silence, and every worker then compiles for itself.
+exec .venv/bin/python -m pytest -n auto --dist loadfile ${profile[@]+"${profile[@]}"} "$@"

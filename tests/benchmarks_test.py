@@ -38,6 +38,7 @@ def lines(folder, name):
   return [json.loads(line) for line in (folder / f'{name}.jsonl').read_text().splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('module', NAMES, ids=lambda module: module.__name__)
 def test_races_write_what_ran_on_what(module, no_peer, tmp_path, capfd):
   schemes = '' if module is train_step else 'nope,alibi'

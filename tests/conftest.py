@@ -19,15 +19,6 @@ jax.config.update('jax_compilation_cache_dir', CACHE)
 jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-  """Workers take whole files, whose fixtures compile once, and of the longest one a scheme at a time."""
-  for item in items:
-    params = item.callspec.params if hasattr(item, 'callspec') else {}
-    part = params.get('scheme', '') if item.path.name == 'contract_test.py' else ''
-    item.add_marker(pytest.mark.xdist_group(f'{item.path.name} {part}'))
-
-
 def pytest_terminal_summary(terminalreporter):
   """What tests counted, `record_property('counted', ...)`: a worker's own output would not be shown."""
   for report in terminalreporter.stats.get('passed', []):

@@ -15,6 +15,7 @@ import pytest
 from flax import nnx
 
 import posenc
+from forms import jit
 from models.attention import attend
 from models.tiles import MASKED
 from posenc.alibi import slopes
@@ -34,6 +35,11 @@ def each(name, *parts):
   """One test per case of the file whose id holds one of `parts` (all without)."""
   chosen = [case for case in load(name) if not parts or any(part in case['id'] for part in parts)]
   return pytest.mark.parametrize('case', [pytest.param(case, id=case['id']) for case in chosen])
+
+
+def attended(q, k, v, scheme, pos, tile):
+  """Attention as one program: called as it is, each of its operations would be compiled by itself."""
+  return jit(lambda *qkv: attend(*qkv, scheme, pos, tile=tile))(q, k, v)
 
 
 def close(case, field, ours, theirs, rtol=0.0, atol=0.0):
@@ -411,7 +417,7 @@ def attention(case, method, train_len, text='rope'):
   scheme = build(text, head_dim=width, train_len=train_len)
   pos = posenc.positions(method, scheme, train_len, length)
   unit = jnp.eye(length)[None, :, None]
-  weights = [np.asarray(attend(q, k, unit, scheme, pos, tile=tile))[0, :, 0] for tile in (5, 64)]
+  weights = [np.asarray(attended(q, k, unit, scheme, pos, tile=tile))[0, :, 0] for tile in (5, 64)]
   np.testing.assert_allclose(*weights, atol=1e-6)
   return weights[0]
 
@@ -473,7 +479,7 @@ def visible(method, length, train_len=16):
   scheme = build('nope', head_dim=4)
   flat, unit = jnp.ones((1, length, 1, 4)), jnp.eye(length)[None, :, None]
   pos = posenc.positions(method, scheme, train_len, length)
-  return np.asarray(attend(flat, flat, unit, scheme, pos, tile=4))[0, :, 0] > 0
+  return np.asarray(attended(flat, flat, unit, scheme, pos, tile=4))[0, :, 0] > 0
 
 
 @each('attn_modifiers', 'sliding_window/hf')
@@ -672,7 +678,7 @@ def test_shaw_attention(case):
   p = np.tril(np.exp(np.asarray(logits, np.float64)))
   close(case, 'attn_causal', p / p.sum(-1, keepdims=True), outputs['attn_causal'], atol=1e-5)
   for tile in (2, 4, 8):
-    close(case, f'out, tile {tile}', swap(attend(q, k, v, scheme, pos, tile=tile)), outputs['out'], atol=1e-5)
+    close(case, f'out, tile {tile}', swap(attended(q, k, v, scheme, pos, tile=tile)), outputs['out'], atol=1e-5)
 
 
 def cope(case, table, div):
@@ -696,7 +702,7 @@ def test_cope_authors(case):
   pos = posenc.positions('none', scheme, 128, 7)
   unit = jnp.broadcast_to(jnp.eye(7)[None, :, None], (2, 7, 1, 7))
   for tile in (2, 3, 8):
-    attn, out = (attend(q, k, values, scheme, pos, tile=tile)[:, :, 0] for values in (unit, v))
+    attn, out = (attended(q, k, values, scheme, pos, tile=tile)[:, :, 0] for values in (unit, v))
     close(case, f'attn, tile {tile}', attn, outputs['attn'], atol=1e-5)
     close(case, f'out, tile {tile}', out, outputs['out'], atol=1e-5)
 
@@ -749,7 +755,7 @@ def test_fox_attention(case):
     return (o * do).sum(), o
 
   for tile in (2, 4, 16):
-    grads, o = jax.grad(loss, has_aux=True)(params, tile)
+    grads, o = jit(jax.grad(loss, has_aux=True), static_argnums=1)(params, tile)
     close(case, f'o, tile {tile}', o, outputs['o'], atol=5e-6)
     close(case, f'gradient of w, tile {tile}', np.transpose(grads['w'][...]), outputs['dw'], atol=2e-5)
     close(case, f'gradient of b, tile {tile}', grads['b'][...], outputs['db'], atol=2e-5)
@@ -791,7 +797,7 @@ def test_pope(case):
   turned = [swap(x) for x in scheme.rotate(q, k, pos)]
   close(case, 'logits', turned[0] @ np.swapaxes(turned[1], 2, 3) * scheme.q_scale, outputs['logits'], atol=5e-6)
   for tile in (2, 4, 8):
-    close(case, f'o, tile {tile}', swap(attend(q, k, v, scheme, pos, tile=tile)), outputs['o'], atol=5e-6)
+    close(case, f'o, tile {tile}', swap(attended(q, k, v, scheme, pos, tile=tile)), outputs['o'], atol=5e-6)
   assert ('q_rot' in outputs) == (not np.any(inputs['bias']))
   for name, ours in zip(('q_rot', 'k_rot'), turned):
     if name in outputs:
