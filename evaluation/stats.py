@@ -138,8 +138,9 @@ def _least_p(x_DC: np.ndarray, squares: _Squares, draws: int, rng: np.random.Gen
   the same p, so that cells with different degrees of freedom compare, and what p does in the far tail is paid for.
   Documents' effects have their estimated covariance over cells. Seeds' effects are drawn independent from cell to
   cell: the covariance of a few seeds has rank S - 1, and taken for the truth it makes one false mark in 10 of 72 cells
-  twice as frequent. Their variance is MS_seed, as in `_Squares.parts`: with MS_seed - MS_res, which is 0 where three
-  seeds agree by chance, 7 % of tables of three seeds have a false mark (docs/statistics.md).
+  twice as frequent. Their variance, MS_seed - MS_res, is 0 where three seeds agree by chance, and just those cells get
+  marks: against documents' it is at least what it is in all cells together. With each cell's own, tables of three seeds
+  have a false mark in 7 % (docs/statistics.md).
   """
   D, C = x_DC.shape
   # Rows whose cross product is the covariance of the mean, as few as there are dimensions: pairs of lengths have few.
@@ -150,9 +151,11 @@ def _least_p(x_DC: np.ndarray, squares: _Squares, draws: int, rng: np.random.Gen
   for _ in range(D - 1):
     document_BC += (rng.standard_normal((draws, len(root_RC))) @ root_RC) ** 2 / (D - 1)
   seeds = []
-  for seed_C, df in zip(squares.seed_G, squares.df_K[1:], strict=True):
-    mean_BC += rng.standard_normal((draws, C)) * np.sqrt(seed_C)
-    seeds.append(seed_C * rng.chisquare(df, (draws, C)) / df)
+  for seed_C, residual_C, df in zip(squares.seed_G, squares.residual_G, squares.df_K[1:], strict=True):
+    share_C = squares.document / max(squares.document.sum(), 1e-300)
+    own_C = np.maximum(seed_C - residual_C, max((seed_C - residual_C).sum(), 0) * share_C)
+    mean_BC += rng.standard_normal((draws, C)) * np.sqrt(own_C)
+    seeds.append(np.maximum(seed_C, own_C + residual_C) * rng.chisquare(df, (draws, C)) / df)
   return np.sort(squares._replace(document=document_BC, seed_G=seeds).p(mean_BC, False).min(1))
 
 
