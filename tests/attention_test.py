@@ -105,17 +105,23 @@ def plain(scheme, length=T, method='none'):
   return posenc.positions(method, scheme, DIMS.train_len, length)
 
 
+@functools.cache
+def gradients(attention, graphdef, tile):
+  """One program for all positions: most of these tests differ in nothing else."""
+  tiles = {} if attention is dense else {'tile': tile}
+
+  def loss(q, k, v, state, params, pos, do):
+    o = attention(q, k, v, nnx.merge(graphdef, params), pos, state, **tiles)
+    return (o * do).sum(), o
+
+  return jit(jax.grad(loss, argnums=(0, 1, 2, 3, 4), has_aux=True))
+
+
 def one(attention, scheme, pos, state=(), tile=8, kv=K):
   """Gradients with respect to q, k, v, state and parameters, and values."""
   q, k, v, do = arrays(kv=kv)
   graphdef, params = nnx.split(scheme)
-  tiles = {} if attention is dense else {'tile': tile}
-
-  def loss(q, k, v, state, params):
-    o = attention(q, k, v, nnx.merge(graphdef, params), pos, state, **tiles)
-    return (o * do).sum(), o
-
-  return jit(jax.grad(loss, argnums=(0, 1, 2, 3, 4), has_aux=True))(q, k, v, state, params)
+  return gradients(attention, graphdef, tile)(q, k, v, state, params, pos, do)
 
 
 def both(scheme, pos, state=(), tile=8, kv=K):
