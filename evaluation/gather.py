@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 PERPLEXITY, LESS_NONE, LESS_FIRST, GAIN = 'perplexity', 'less none', 'less the first scheme', 'gain of far text'
 VALIDATION = 'validation at 1x'
-AT_POSITIONS = 'at positions'  # and which
 
 
 _PAIRS = (
@@ -118,13 +117,11 @@ class Report:
       found = summary.between([c for c in self.lines if c.protocol == protocol])
       out += [self._cell(LESS_FIRST, key, cell) for key, cell in found.items()]
       for length, floor in floors(self.of(protocol)).items():
-        of_text = Number(FLOOR, FLOOR, '', '', '', protocol, length, 'perplexity')
-        out.append(of_text._replace(value=exp(floor)))
+        out.append(Number(FLOOR, FLOOR, '', '', '', protocol, length, 'perplexity', exp(floor)))
     out += [self._cell(GAIN, key, cell) for key, cell in summary.gains(self.points).items()]
     for key, buckets in summary.by_position(self.points).items():
       for first, end, nll in buckets.tolist():
-        table = f'{AT_POSITIONS} {first:.0f} to {end - 1:.0f}'
-        out.append(self._number(table, key, 'nats', value=nll))
+        out.append(self._number(f'at positions {first:.0f} to {end - 1:.0f}', key, 'nats', value=nll))
     for curve, far, used in self.extents:
       named = [(f'stretch({summary.DELTA:g})', far)] if far else []
       for name, e in [*named, *((f'reach({eps:g})', e) for eps, e in zip(summary.EPSILONS, used))]:

@@ -184,7 +184,6 @@ def main():
 def child(root, *calls):
   env = {**os.environ, 'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': '8', 'PYTHONPATH': f'{root}:{root / "tests"}'}
   env.setdefault('JAX_COMPILATION_CACHE_DIR', str(jax.config.jax_compilation_cache_dir))
-  env.setdefault('JAX_DISABLE_MOST_OPTIMIZATIONS', '1')  # half of the time to compile, as forms.jit
   command = [sys.executable, '-c', 'import mesh_test; mesh_test.main()', *calls]
   done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
   assert done.returncode == 0, done.stderr
@@ -228,12 +227,12 @@ def test_attention_in_a_ring_is_attention(small):
 
 def test_attention_by_heads_is_attention(small):
   """The same where two devices share the heads, with parameters that all heads share, of half a batch's sum each."""
-  assert small['heads']['attend'] < 2e-5
+  assert small['heads']['attend'] < 1e-5
 
 
 def test_eight_devices_to_one_and_back(small):
   """Spread over fsdp, moments included; restored whole here, and there from one device onto another mesh."""
-  assert small['checkpoints']['restored'] < 1e-6 and small['checkpoints']['share'] == 1 / 8
+  assert small['checkpoints'] == {'restored': 0.0, 'share': 1 / 8}
   checkpoints = Checkpoints(small['theirs'])
   run = Run('rope', make_mesh(1))
   restored = checkpoints.restore(1, run.abstract)
