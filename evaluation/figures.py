@@ -158,7 +158,8 @@ def by_position(points: Sequence[Point], looks: Looks) -> 'Figure':
     (length, line_name({'scheme': scheme, 'positions': positions, 'method': method}, several)): buckets
     for (scheme, positions, method, _, length), buckets in summary.by_position(points).items()
   }
-  best = min(float(np.nanmin(b[:, 2])) for b in lines.values())
+  nll = np.concatenate([b[:, 2] for b in lines.values()])
+  best, worst = float(np.nanmin(nll)), float(np.max(nll, where=np.isfinite(nll), initial=-np.inf))
   ticks = [n for n in (4**i for i in range(12)) if n <= lengths[-1]]
   columns = min(3, len(lengths))
   rows = math.ceil(len(lengths) / columns)
@@ -176,7 +177,9 @@ def by_position(points: Sequence[Point], looks: Looks) -> 'Figure':
       ax.set_xscale('log', base=2)
       ax.set_xticks(ticks, [f'{n:g}' for n in ticks], fontsize=8)
       ax.minorticks_off()
-      ax.set_ylim(best - 0.1, min(best + math.log(15), ax.get_ylim()[1]))
+      ax.set_ylim(
+        best - 0.1, min(best + math.log(15), worst + 0.1)
+      )  # of all: the first panel's own would cut the others
       ax.grid(alpha=0.25)
     for ax in list(axes)[len(lengths) :]:
       ax.set_axis_off()

@@ -142,6 +142,15 @@ def test_every_figure_is_on_the_page_and_in_the_pdf(make, tmp_path, monkeypatch)
   assert {line.split(': ')[0] for line in drawn[1:]} == {'rope', 'alibi', 'randomized', 'none', 'yarn'}
 
 
+def test_position_panels_show_where_a_scheme_breaks():
+  """The shortest length does not break; its panel does not set the others' limits."""
+  points = [
+    point('rope', 'none', n, [2.0], buckets=[[0, 16, 2.0, 9], *([[16, n, 4.0, 9]] if n > 16 else [])]) for n in (16, 32)
+  ]
+  figure = figures.by_position(points, figures.looks(points))
+  assert all(ax.get_ylim()[0] < 2.0 and 4.0 < ax.get_ylim()[1] < 4.5 for ax in figure.axes[:2])
+
+
 @pytest.mark.parametrize('name', [*posenc.SCHEMES, *posenc.METHODS, *posenc.RULES])
 def test_every_reference_names_its_source(name):
   """A paper's year or number, a release, or what of ours it derives from."""
